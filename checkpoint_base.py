@@ -1,0 +1,243 @@
+"""What the three checkpoint formats share: names and shapes checked, rows stacked, rope unified.
+
+A format says which tensors its files hold, under which names, and how one of them is read
+(checkpoint_hf.py, checkpoint_meta.py, checkpoint_gguf.py). Everything else is here, once.
+"""
+
+import functools
+import json
+import math
+import mmap
+import re
+import sys
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from config import UserError, describe, printable
+from model import ModelConfig, Transformer
+from tokenizer_base import Tokenizer
+
+COMPLETE = "complete the download, or take another checkpoint"
+
+
+@contextmanager
+def refusing(file: Path, errors: tuple[type[Exception], ...], cure: str) -> Iterator[None]:
+    """Turn a library's complaint about `file` into one line for the user."""
+    try:
+        yield
+    except errors as error:
+        raise UserError(f"{file}: {describe(error)}; {cure}") from error
+
+
+class Fields:
+    """Settings read from one file, by key; a missing or senseless one is refused by name."""
+
+    def __init__(self, file: Path, values: dict[str, Any]) -> None:
+        self.file = file
+        self.values = values
+
+    @classmethod
+    def from_json(cls, file: Path) -> "Fields":
+        with refusing(file, (OSError, ValueError, RecursionError), COMPLETE):
+            values = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise UserError(f"{file}: is not a JSON object; {COMPLETE}")
+        return cls(file, values)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value as it stands; null counts as missing."""
+        value = self.values.get(key)
+        return default if value is None else value
+
+    def section(self, key: str) -> "Fields | None":
+        """The object under `key`; None when it is missing or null."""
+        value = self.get(key)
+        if value is not None and not isinstance(value, dict):
+            raise self.error(key, "an object is needed")
+        return None if value is None else Fields(self.file, value)
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self.get(key, default)
+        if type(value) is not int or value < 1:
+            raise self.error(key, "a whole number above 0 is needed")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key, default)
+        if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
+            raise self.error(key, "a number above 0 is needed")
+        return float(value)
+
+    def boolean(self, key: str, *, default: bool) -> bool:
+        value = self.get(key, default)
+        if type(value) is not bool:
+            raise self.error(key, "true or false is needed")
+        return value
+
+    def error(self, key: str, cause: str) -> UserError:
+        found = f"is {printable(repr(self.values[key]))}" if key in self.values else "is missing"
+        return UserError(f"{self.file}: {key} {found}; {cause}")
+
+    def model_config(self, **settings: Any) -> ModelConfig:
+        try:
+            return ModelConfig(**settings)
+        except ValueError as error:
+            raise UserError(f"{self.file}: {error}; take another checkpoint") from error
+
+
+def half_split_rows(weight: Tensor, num_heads: int) -> Tensor:
+    """Reorder the rows of a q or k projection from Meta's rope layout to Hugging Face's.
+
+    Rope turns D / 2 pairs of channels of a head by D / 2 angles. Which channels form pair i is a
+    convention, and the rows of the projection that makes them follow it:
+
+        interleaved (Meta, GGUF): channels 2i and 2i + 1
+        half-split (Hugging Face): channels i and i + D / 2
+
+    So row 2i of each head moves to i, and row 2i + 1 to i + D / 2. Scores are sums over channels,
+    hence the same in both layouts. GGUF files of the llama architecture are interleaved because
+    llama.cpp's converter permutes Hugging Face's rows on the way in.
+
+    Args:
+        weight: [num_heads * D, C].
+        num_heads: Hq for q, Hkv for k: with the wrong one rows move between heads.
+    """
+    return weight.unflatten(0, (num_heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A tensor of the file that becomes some rows of one of ours; num_heads is for q and k only."""
+
+    name: str
+    shape: tuple[int, ...]
+    num_heads: int | None = None
+
+
+class Checkpoint(ABC):
+    """One readable model, whatever its format.
+
+    Attributes:
+        path: What was opened.
+        name: Base name for result rows: of the folder, or of the file without ".gguf".
+        config: Shapes and constants.
+        dtype: The dtype most bytes are stored in; None when they are quantised blocks.
+        weight_files: The files the tensors come from, in reading order.
+    """
+
+    # Our parameter without ".weight" and with {} for the layer -> tensors of the file, stacked.
+    names: ClassVar[Mapping[str, Sequence[str]]]
+    interleaved_rope: ClassVar[bool]
+
+    path: Path
+    name: str
+    config: ModelConfig
+    dtype: torch.dtype | None
+    weight_files: tuple[Path, ...]
+
+    @abstractmethod
+    def read(self, name: str) -> Tensor:
+        """One tensor of the file under the file's name; may be a view of the mapped file."""
+
+    @abstractmethod
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that belongs to the weights."""
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Refuse files whose headers are not exactly the model that the config describes.
+
+        Args:
+            shapes: Of all tensors in the files, except those that are left out on purpose.
+        """
+        if self.config.num_layers > len(shapes):
+            cause = f"{self.config.num_layers} layers, but only {len(shapes)} tensors"
+            raise UserError(f"{self.path}: {cause}; {COMPLETE}")
+        expected = {s.name: s.shape for sources in self.sources().values() for s in sources}
+        faults = {
+            "missing": [name for name in expected if name not in shapes],
+            "unknown": [name for name in shapes if name not in expected],
+            "of the wrong shape": [
+                f"{name} {shapes[name]}, not {shape}"
+                for name, shape in expected.items()
+                if name in shapes and shapes[name] != shape
+            ],
+        }
+        causes = [
+            f"tensors {fault} ({len(names)}): {', '.join(printable(name) for name in names[:3])}"
+            for fault, names in faults.items()
+            if names
+        ]
+        if causes:
+            raise UserError(f"{self.path}: {'; '.join(causes)}; {COMPLETE}")
+
+    def sources(self) -> dict[str, list[Source]]:
+        """For each parameter of our model the tensors of the file that are stacked into it."""
+        errors = (RuntimeError, TypeError)  # sizes beyond 64 bits
+        with refusing(self.path, errors, COMPLETE), torch.device("meta"):
+            parameters = dict(Transformer(self.config).named_parameters())
+        return {name: self._sources_of(name, tuple(p.shape)) for name, p in parameters.items()}
+
+    def _sources_of(self, name: str, shape: tuple[int, ...]) -> list[Source]:
+        layer = re.search(r"\d+", name)
+        template = re.sub(r"\d+", "{}", name.removesuffix(".weight"))
+        names = [
+            file_name.format(layer and layer[0]) + ".weight" for file_name in self.names[template]
+        ]
+        heads = [self.config.num_heads, self.config.num_kv_heads, self.config.num_kv_heads]
+        if template.endswith("qkv_proj"):
+            reorder = [*heads[:2], None] if self.interleaved_rope else [None] * 3
+            shapes = [(count * self.config.head_dim, *shape[1:]) for count in heads]
+            return [Source(*each) for each in zip(names, shapes, reorder, strict=True)]
+        return [Source(each, (shape[0] // len(names), *shape[1:])) for each in names]
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Each parameter of `Transformer` once, by name, read when it is asked for.
+
+        A tensor may be a view of the mapped file: copy or cast it, and keep no reference, so that
+        its pages can go. The order is not that of the model: embedding and head are the largest,
+        and a copy of them in the file's dtype costs least while little else is loaded.
+
+        Yields:
+            name, tensor in the file's dtype (fp32 where the file holds quantised blocks). A tied
+            head does not appear.
+        """
+        sources = self.sources()
+        for name in sorted(sources, key=lambda name: name.startswith("layers.")):
+            yield name, self._stacked(sources[name])
+
+    def _stacked(self, sources: list[Source]) -> Tensor:
+        parts = [self._part(source) for source in sources]
+        if len(parts) == 1:
+            return parts[0]
+        dtype = functools.reduce(torch.promote_types, (part.dtype for part in parts))
+        shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
+        return torch.cat(parts, out=short_lived_tensor(shape, dtype))
+
+    def _part(self, source: Source) -> Tensor:
+        part = self.read(source.name)
+        return part if source.num_heads is None else half_split_rows(part, source.num_heads)
+
+
+def short_lived_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Uninitialised memory of its own, which goes back to the system with the tensor.
+
+    malloc keeps what is freed between tensors that stay, which costs 40 % of a small model.
+    """
+    memory = mmap.mmap(-1, dtype.itemsize * math.prod(shape))
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
+def main_dtype(sizes: Sequence[tuple[torch.dtype | None, int]]) -> torch.dtype | None:
+    """The dtype that most of the (dtype, bytes) pairs have, by bytes."""
+    totals: Counter[torch.dtype | None] = Counter()
+    for dtype, num_bytes in sizes:
+        totals[dtype] += num_bytes
+    return totals.most_common(1)[0][0]

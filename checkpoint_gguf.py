@@ -1,0 +1,175 @@
+"""GGUF files: the config from the metadata, tensors read by offset and dequantised."""
+
+from io import BufferedReader
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType
+from torch import Tensor
+
+from checkpoint_base import (
+    COMPLETE,
+    Checkpoint,
+    Fields,
+    main_dtype,
+    refusing,
+    short_lived_tensor,
+)
+from checkpoint_gguf_header import Entry, read_header
+from config import UserError, printable
+from model import ModelConfig, RopeScaling
+from tokenizer_base import Tokenizer
+from tokenizer_gguf import gguf_tokenizer
+
+ROPE_FACTORS = "rope_freqs.weight"
+BLOCK_BYTES = 1 << 18  # dequantised at a time: its fp32 temporaries stay in the CPU's cache
+
+PLAIN_DTYPES = {
+    GGMLQuantizationType.F32: torch.float32,
+    GGMLQuantizationType.F16: torch.float16,
+    GGMLQuantizationType.BF16: torch.bfloat16,
+}
+
+
+class GGUFCheckpoint(Checkpoint):
+    """One .gguf file of the llama architecture; without `output.weight` the head is tied."""
+
+    names = {
+        "embed_tokens": ["token_embd"],
+        "layers.{}.attention_norm": ["blk.{}.attn_norm"],
+        "layers.{}.attention.qkv_proj": ["blk.{}.attn_q", "blk.{}.attn_k", "blk.{}.attn_v"],
+        "layers.{}.attention.o_proj": ["blk.{}.attn_output"],
+        "layers.{}.mlp_norm": ["blk.{}.ffn_norm"],
+        "layers.{}.mlp.gate_up_proj": ["blk.{}.ffn_gate", "blk.{}.ffn_up"],
+        "layers.{}.mlp.down_proj": ["blk.{}.ffn_down"],
+        "norm": ["output_norm"],
+        "lm_head": ["output"],
+    }
+    interleaved_rope = True
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.name.removesuffix(".gguf")
+        self.weight_files = (path,)
+        with refusing(path, (ValueError, OSError), COMPLETE):
+            values, self.entries = read_header(path)
+        self.fields = Fields(path, values)
+        check_readable(path, self.entries)
+        self.config = self._read_config()
+        shapes = {name: entry.shape for name, entry in self.entries.items()}
+        shapes.pop(ROPE_FACTORS, None)  # part of the config, not a parameter
+        self.check(shapes)
+        entries = self.entries.values()
+        self.dtype = main_dtype([(PLAIN_DTYPES.get(e.tensor_type), e.num_bytes) for e in entries])
+
+    def _read_config(self) -> ModelConfig:
+        """ModelConfig of the metadata, with the defaults that llama.cpp takes."""
+        fields = self.fields
+        if fields.get("general.architecture") != "llama":
+            raise fields.error("general.architecture", "only llama is supported")
+        if fields.get("split.count", 1) != 1:
+            raise fields.error("split.count", "join the parts with llama-gguf-split --merge")
+        num_heads = fields.integer("llama.attention.head_count")
+        hidden_size = fields.integer("llama.embedding_length")
+        head_dim = fields.integer("llama.attention.key_length", hidden_size // num_heads)
+        for key in ("llama.attention.value_length", "llama.rope.dimension_count"):
+            if fields.get(key, head_dim) != head_dim:
+                raise fields.error(key, f"only the size of a key head, {head_dim}, is supported")
+        return fields.model_config(
+            num_layers=fields.integer("llama.block_count"),
+            num_heads=num_heads,
+            num_kv_heads=fields.integer("llama.attention.head_count_kv", num_heads),
+            head_dim=head_dim,
+            hidden_size=hidden_size,
+            intermediate_size=fields.integer("llama.feed_forward_length"),
+            vocab_size=self._vocab_size(),
+            max_seq_len=fields.integer("llama.context_length"),
+            norm_eps=shortest(fields.number("llama.attention.layer_norm_rms_epsilon")),
+            rope_theta=fields.number("llama.rope.freq_base", 10000.0),
+            rope_scaling=self._read_rope_scaling(head_dim),
+            tie_embeddings="output.weight" not in self.entries,
+        )
+
+    def _vocab_size(self) -> int:
+        embedding = self.entries.get("token_embd.weight")
+        if embedding is None or len(embedding.shape) != 2:
+            raise UserError(f"{self.path}: holds no weights (no token_embd.weight); {COMPLETE}")
+        return embedding.shape[0]
+
+    def _read_rope_scaling(self, head_dim: int) -> RopeScaling | None:
+        """Of the keys, or of the frequency tensor in which converters store Llama 3.1's scaling."""
+        linear = self._linear_scaling()
+        factors = self.entries.get(ROPE_FACTORS)
+        if factors is None:
+            return linear
+        if linear or factors.shape != (head_dim // 2,):
+            cause = f"{ROPE_FACTORS} of shape {factors.shape} beside {linear} is not supported"
+            raise UserError(f"{self.path}: {cause}; take another checkpoint")
+        values = self.read(ROPE_FACTORS).float()
+        if not (values.isfinite() & (values > 0)).all():
+            raise UserError(f"{self.path}: {ROPE_FACTORS} is not finite and above 0; {COMPLETE}")
+        return RopeScaling(kind="factors", freq_factors=tuple(values.tolist()))
+
+    def _linear_scaling(self) -> RopeScaling | None:
+        """As llama.cpp reads it: linear where no type is named, none where the factor is 0."""
+        fields = self.fields
+        kind = fields.get("llama.rope.scaling.type", "linear")
+        if kind not in ("none", "linear"):
+            raise fields.error("llama.rope.scaling.type", "supported are none and linear")
+        keys = ("llama.rope.scaling.factor", "llama.rope.scale_linear")
+        key = next((key for key in keys if fields.get(key, 0)), None)
+        if kind == "none" or key is None:
+            return None
+        return RopeScaling(kind="linear", factor=fields.number(key))
+
+    def read(self, name: str) -> Tensor:
+        entry = self.entries[name]
+        dtype = PLAIN_DTYPES.get(entry.tensor_type)
+        weight = short_lived_tensor(entry.shape, dtype or torch.float32)
+        with refusing(self.path, (OSError, ValueError), COMPLETE), self.path.open("rb") as file:
+            file.seek(entry.offset)
+            if dtype is None:
+                dequantise(file, entry, weight)
+            else:
+                read_into(file, weight.view(torch.uint8).numpy())
+        return weight
+
+    def tokenizer(self) -> Tokenizer:
+        try:
+            return gguf_tokenizer(self.fields.values)
+        except UserError as error:  # it knows the keys, not the file
+            raise UserError(f"{self.path}: {error}") from error
+
+
+def shortest(value: float) -> float:
+    """The fp32 value as it was written, so that 1e-5 is 1e-5 in every format."""
+    return float(str(np.float32(value)))
+
+
+def check_readable(path: Path, entries: dict[str, Entry]) -> None:
+    """Refuse block formats that the library cannot dequantise, before any tensor is read."""
+    for name, entry in entries.items():
+        _, type_bytes = gguf.GGML_QUANT_SIZES[entry.tensor_type]
+        try:
+            gguf.dequantize(np.zeros((1, type_bytes), dtype=np.uint8), entry.tensor_type)
+        except NotImplementedError as error:
+            kind = entry.tensor_type.name
+            cure = "convert it to BF16 or Q8_0"
+            raise UserError(f"{path}: {printable(name)} is stored as {kind}; {cure}") from error
+
+
+def dequantise(file: BufferedReader, entry: Entry, weight: Tensor) -> None:
+    """Fill weight, fp32, from the quantised rows at the file's position."""
+    rows = weight.view(-1, entry.shape[-1])
+    row_bytes = entry.num_bytes // len(rows)
+    for block in rows.split(max(1, BLOCK_BYTES // row_bytes)):
+        data = np.empty((len(block), row_bytes), dtype=np.uint8)
+        read_into(file, data)
+        block.copy_(torch.from_numpy(gguf.dequantize(data, entry.tensor_type)))
+
+
+def read_into(file: BufferedReader, data: np.ndarray) -> None:
+    if file.readinto(data.data) != data.nbytes:
+        raise ValueError("ends inside a tensor")

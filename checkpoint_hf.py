@@ -1,0 +1,204 @@
+"""Hugging Face folders: config.json and safetensors, one file or shards with an index."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from checkpoint_base import (
+    COMPLETE,
+    Checkpoint,
+    Fields,
+    main_dtype,
+    refusing,
+)
+from config import UserError, printable
+from model import ModelConfig, RopeScaling
+from tokenizer import open_tokenizer
+from tokenizer_base import Tokenizer
+
+# Architectures whose forward pass is model.py's, and settings that would make it another one.
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
+REQUIRED_SETTINGS: dict[str, Any] = {
+    "attention_bias": False,
+    "mlp_bias": False,
+    "hidden_act": "silu",
+    "sliding_window": None,
+    "partial_rotary_factor": 1.0,
+    "quantization_config": None,
+}
+SAFETENSORS_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+INDEX_NAME = "model.safetensors.index.json"
+
+
+class HFCheckpoint(Checkpoint):
+    """config.json beside safetensors files; q and k rows already are in the half-split layout."""
+
+    names = {
+        "embed_tokens": ["model.embed_tokens"],
+        "layers.{}.attention_norm": ["model.layers.{}.input_layernorm"],
+        "layers.{}.attention.qkv_proj": [
+            "model.layers.{}.self_attn.q_proj",
+            "model.layers.{}.self_attn.k_proj",
+            "model.layers.{}.self_attn.v_proj",
+        ],
+        "layers.{}.attention.o_proj": ["model.layers.{}.self_attn.o_proj"],
+        "layers.{}.mlp_norm": ["model.layers.{}.post_attention_layernorm"],
+        "layers.{}.mlp.gate_up_proj": [
+            "model.layers.{}.mlp.gate_proj",
+            "model.layers.{}.mlp.up_proj",
+        ],
+        "layers.{}.mlp.down_proj": ["model.layers.{}.mlp.down_proj"],
+        "norm": ["model.norm"],
+        "lm_head": ["lm_head"],
+    }
+    interleaved_rope = False
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = folder_name(path)
+        self.config = read_config(Fields.from_json(path / "config.json"))
+        self.weight_files = find_weight_files(path)
+        self.files: dict[str, Path] = {}  # name of a tensor -> file that holds it
+        shapes = {}
+        sizes = []
+        for file in self.weight_files:
+            for name, (dtype, shape) in read_header(file).items():
+                if self.is_left_out(name):
+                    continue
+                if name in self.files:
+                    raise UserError(f"{file}: {printable(name)} is in {self.files[name].name} too")
+                self.files[name] = file
+                shapes[name] = shape
+                sizes.append((dtype, dtype.itemsize * torch.Size(shape).numel()))
+        self.check(shapes)
+        self.dtype = main_dtype(sizes)
+
+    def is_left_out(self, name: str) -> bool:
+        """Buffers of old exports, and the copy of a tied head that some exports contain."""
+        is_tied_head = name == "lm_head.weight" and self.config.tie_embeddings
+        return is_tied_head or name.endswith("rotary_emb.inv_freq")
+
+    def read(self, name: str) -> Tensor:
+        file = self.files[name]
+        # Opened for each tensor: the pages of a mapping stay resident until it is closed.
+        errors = (SafetensorError, OSError)
+        with refusing(file, errors, COMPLETE), safe_open(file, framework="pt") as handle:
+            return handle.get_tensor(name)
+
+    def tokenizer(self) -> Tokenizer:
+        return open_tokenizer(self.path)
+
+
+def folder_name(folder: Path) -> str:
+    """Base name of a folder; in the hub's cache the repository's name instead of the commit."""
+    folder = folder.resolve()
+    if folder.parent.name == "snapshots":
+        return folder.parent.parent.name.rpartition("--")[2]
+    return folder.name
+
+
+def find_weight_files(folder: Path) -> tuple[Path, ...]:
+    """The set of safetensors files that holds the model; files outside it are not looked at."""
+    found = sorted(folder.glob("*.safetensors"))
+    index = folder / INDEX_NAME
+    if folder / "model.safetensors" in found:
+        return (folder / "model.safetensors",)
+    if index.is_file():
+        return shards_of(index)
+    if len(found) == 1:
+        return (found[0],)
+    if found:
+        raise UserError(f"{folder}: {len(found)} safetensors files and no {INDEX_NAME}; add it")
+    raise UserError(
+        f"{folder}: holds no safetensors file; convert its weights to model.safetensors"
+    )
+
+
+def shards_of(index: Path) -> tuple[Path, ...]:
+    weight_map = Fields.from_json(index).section("weight_map")
+    names = list(weight_map.values.values()) if weight_map else []
+    if not names:
+        raise UserError(f"{index}: names no file; {COMPLETE}")
+    for name in names:
+        if not isinstance(name, str) or not name or Path(name).name != name:
+            raise UserError(f"{index}: {printable(repr(name))} is no plain file name; {COMPLETE}")
+    shards = tuple(index.parent / name for name in sorted(set(names)))
+    missing = [shard.name for shard in shards if not shard.is_file()]
+    if missing:
+        listed = ", ".join(printable(name) for name in missing[:3])
+        raise UserError(f"{index}: {len(missing)} files it names are missing: {listed}; {COMPLETE}")
+    return shards
+
+
+def read_header(file: Path) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Dtype and shape of all tensors in a safetensors file, without reading them."""
+    errors = (SafetensorError, OSError)
+    with refusing(file, errors, COMPLETE), safe_open(file, framework="pt") as handle:
+        entries = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118
+    header = {}
+    for name, entry in entries.items():
+        dtype = SAFETENSORS_DTYPES.get(entry.get_dtype())
+        if dtype is None:
+            cure = f"convert it to one of {', '.join(SAFETENSORS_DTYPES)}"
+            raise UserError(f"{file}: {printable(name)} is {entry.get_dtype()}; {cure}")
+        header[name] = dtype, tuple(entry.get_shape())
+    return header
+
+
+def read_config(fields: Fields) -> ModelConfig:
+    """ModelConfig of a config.json; what it leaves out has LlamaConfig's defaults."""
+    check_architecture(fields)
+    hidden_size = fields.integer("hidden_size")
+    num_heads = fields.integer("num_attention_heads")
+    theta, scaling = read_rope(fields)
+    return fields.model_config(
+        num_layers=fields.integer("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=fields.integer("num_key_value_heads", num_heads),
+        head_dim=fields.integer("head_dim", hidden_size // num_heads),
+        hidden_size=hidden_size,
+        intermediate_size=fields.integer("intermediate_size"),
+        vocab_size=fields.integer("vocab_size"),
+        max_seq_len=fields.integer("max_position_embeddings"),
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        tie_embeddings=fields.boolean("tie_word_embeddings", default=False),
+    )
+
+
+def check_architecture(fields: Fields) -> None:
+    if fields.get("architectures") not in [[name] for name in ARCHITECTURES]:
+        raise fields.error("architectures", f"supported are {', '.join(ARCHITECTURES)}")
+    for key, required in REQUIRED_SETTINGS.items():
+        if fields.get(key, required) != required:
+            raise fields.error(key, "the model would differ; take another checkpoint")
+
+
+def read_rope(fields: Fields) -> tuple[float, RopeScaling | None]:
+    """Theta and scaling, spelled `rope_theta` + `rope_scaling` or, later, `rope_parameters`."""
+    rope = fields.section("rope_parameters") or fields.section("rope_scaling")
+    theta = fields.number("rope_theta", 10000.0)
+    if rope is None:
+        return theta, None
+    theta = rope.number("rope_theta", theta)
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise rope.error("partial_rotary_factor", "only rope over whole heads is supported")
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return theta, None
+    if kind == "linear":
+        return theta, RopeScaling(kind="linear", factor=rope.number("factor"))
+    if kind == "llama3":
+        return theta, RopeScaling(
+            kind="llama3",
+            factor=rope.number("factor"),
+            low_freq_factor=rope.number("low_freq_factor"),
+            high_freq_factor=rope.number("high_freq_factor"),
+            original_max_seq_len=rope.integer("original_max_position_embeddings"),
+        )
+    cause = "supported rope types are default, linear and llama3"
+    raise rope.error("rope_type" if "rope_type" in rope.values else "type", cause)

@@ -1,0 +1,318 @@
+"""Flags as frozen dataclasses, the errors a user can cause, and exit codes. Imports no torch.
+
+A command is one dataclass, one `flag` per field, and `sys.exit(run(main, ItsConfig))`.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import logging
+import math
+import os
+import re
+import shlex
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, NoneType
+from typing import Any, NoReturn, TypeVar, get_args
+
+CONTROLS = "\x00-\x1f\x7f-\x9f\u2028\u2029"  # for character classes: what may not stand in a row
+STOP_SIGNALS = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+]
+METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
+
+C = TypeVar("C")
+MISSING = dataclasses.MISSING
+
+
+class UserError(Exception):
+    """A wrong request or file: one line naming the flag or file, the value and the cure. Exit 2."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGHUP arrived. Exit 143."""
+
+
+EXIT_CODES = ((UserError, 2), (Terminated, 143), (KeyboardInterrupt, 130), (Exception, 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """What a field's annotation and default cannot say about its flag."""
+
+    help: str
+    bare: str | None = None  # the value of the flag written alone; None: it needs a value
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+    aliases: tuple[str, ...] = ()
+    repro: bool = True  # part of the command that repeats a result
+
+
+def flag(default: Any, **spec: Any) -> Any:
+    """A dataclass field that is a flag; `spec` as in `Flag`.
+
+    Without a default (`MISSING`) it is a positional argument.
+    """
+    return dataclasses.field(default=default, metadata={"flag": Flag(**spec)})
+
+
+def plain_type(annotation: Any) -> Any:
+    """`int` of `int`, of `int | None` and of `tuple[int, ...]`."""
+    return next((kind for kind in get_args(annotation) if kind is not NoneType), annotation)
+
+
+def printable(text: str, limit: int = 200) -> str:
+    """Text from outside for a message: one line, no terminal escapes, cut at `limit` characters."""
+    escaped = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[: limit + 1])
+    return escaped if len(escaped) <= limit else escaped[:limit] + "..."
+
+
+def parse(cls: type[C], argv: Sequence[str]) -> C:
+    """The config that `argv` asks for.
+
+    Raises:
+        UserError: naming the flag, its value and what is allowed.
+    """
+    for word in argv:
+        if re.fullmatch(r"(--\w+=)?--", word):  # argparse of Python 3.11 would lose it
+            raise UserError(f'{word}: "--" is not a value')
+    known, unknown = _parser(cls).parse_known_args(argv)  # type: ignore[arg-type]
+    if unknown:
+        raise UserError(f"{printable(unknown[0])}: unknown flag; --help lists all")
+    return cls(**vars(known))
+
+
+def to_argv(config: Any) -> list[str]:
+    """The non-default flags that change a result; `parse` gives the same config back."""
+    words = []
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if item.metadata["flag"].repro and value != item.default:
+            words += _words(item, value)
+    return words
+
+
+def repro_command(script: str, config: Any) -> str:
+    """The shell line that repeats a run, as a row keeps it."""
+    return shlex.join(["python", script, *to_argv(config)])
+
+
+def _words(item: dataclasses.Field, value: Any) -> list[str]:
+    name, text = f"--{item.name}", str(value)
+    if item.default is MISSING:
+        return [text]
+    if isinstance(value, bool):
+        return [name if value else f"--no-{item.name}"]
+    if text == item.metadata["flag"].bare:
+        return [name]
+    return [f"{name}={text}"] if text.startswith("-") else [name, text]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(printable(message.removeprefix("argument ")))
+
+
+@functools.cache
+def _parser(cls: type) -> argparse.ArgumentParser:
+    parser = _Parser(
+        usage="python %(prog)s [flags]",
+        description=cls.__doc__,
+        add_help=False,  # a --help inside a row's repro must not end the reader: see `run`
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        formatter_class=functools.partial(
+            argparse.RawDescriptionHelpFormatter, width=160, max_help_position=40
+        ),
+    )
+    for item in dataclasses.fields(cls):  # type: ignore[arg-type]
+        names = [f"--{name}" for name in (item.name, *item.metadata["flag"].aliases)]
+        parser.add_argument(*([item.name] if item.default is MISSING else names), **_argument(item))
+    return parser
+
+
+def _argument(item: dataclasses.Field) -> dict[str, Any]:
+    """The keywords of argparse's `add_argument` for one field."""
+    spec: Flag = item.metadata["flag"]
+    details = [f"one of {', '.join(spec.choices)}"] if spec.choices else []
+    if item.default not in (None, MISSING):
+        details.append(f"default: {item.default}")
+    text = spec.help + (f" ({'; '.join(details)})" if details else "")
+    if plain_type(item.type) is bool:
+        return {"action": argparse.BooleanOptionalAction, "help": text}
+    keywords = {"type": functools.partial(_value, item), "help": text}
+    if item.default is not MISSING:
+        keywords["metavar"] = METAVARS[plain_type(item.type)]
+    if spec.bare is not None:
+        keywords |= {"nargs": "?", "const": spec.bare}
+    return keywords
+
+
+def _value(item: dataclasses.Field, text: str) -> Any:
+    """A flag's value from its text, checked against its type, choices and range."""
+    spec: Flag = item.metadata["flag"]
+    kind = plain_type(item.type)
+    where = f"{'--' * (item.default is not MISSING)}{item.name} {printable(text)}"
+    try:
+        value = kind(text)
+    except ValueError:
+        raise UserError(f"{where}: must be a {'whole ' * (kind is int)}number") from None
+    if spec.choices and value not in spec.choices:
+        raise UserError(f"{where}: must be one of {', '.join(spec.choices)}")
+    if kind is float and not math.isfinite(value):
+        raise UserError(f"{where}: must be a finite number")
+    if spec.minimum is not None and value < spec.minimum:
+        raise UserError(f"{where}: must be at least {spec.minimum}")
+    if spec.maximum is not None and value > spec.maximum:
+        raise UserError(f"{where}: must be at most {spec.maximum}")
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateConfig:
+    """Generate text from a Llama checkpoint, and measure what the run and its KV cache cost."""
+
+    checkpoint_path: str | None = flag(
+        None,
+        help="HF folder, Meta folder, .gguf file or hub id; without it: SmolLM2-135M-Instruct",
+    )
+    prompt: str = flag("Hello, my name is", help="text to continue")
+    prompt_file: Path | None = flag(None, help="read the prompt from this UTF-8 file")
+    prompt_tokens: int | None = flag(
+        None, minimum=1, help="this many random ordinary ids instead of a text"
+    )
+    depth: int = flag(0, minimum=0, help="tokens already in the cache before the timed prompt")
+    max_new_tokens: int = flag(200, minimum=1, help="tokens to generate after the prompt")
+    cache_size: int | None = flag(
+        None, minimum=1, help="slots to allocate; default: what the run needs"
+    )
+    kv_cache_quantization: str | None = flag(
+        None,
+        bare="int8",
+        help="storage of K and V: one format name, or K,V; alone: int8; without: the run's dtype",
+    )
+    prefill_chunk: int = flag(2048, minimum=1, help="prompt tokens per prefill step")
+    dtype: str = flag(
+        "bfloat16",
+        choices=("bfloat16", "float16", "float32"),
+        aliases=("precision",),
+        help="arithmetic of the model",
+    )
+    device: str | None = flag(
+        None, choices=("cpu", "cuda", "mps"), help="default: cuda if there is one, else cpu"
+    )
+    compile: bool = flag(True, help="compile the decode step")
+    temperature: float = flag(0.8, minimum=0, help="randomness of sampling, 0 = greedy")
+    top_k: int = flag(200, minimum=0, help="sample among this many likeliest tokens, 0 = off")
+    seed: int = flag(
+        1234, minimum=0, maximum=2**63 - 1, help="seed of the first sample; each further one adds 1"
+    )
+    num_samples: int = flag(1, minimum=1, help="timed repeats; rows of benchmarks.sh use 5")
+    ignore_eos: bool = flag(False, help="go on after an end token, to exactly --max_new_tokens")
+    threads: int | None = flag(None, minimum=1, help="CPU threads; default: physical cores")
+    write_result: Path | None = flag(None, repro=False, help="append the row to this file")
+    json: bool = flag(False, repro=False, help="print one JSON document instead of text")
+    debug: bool = flag(False, repro=False, help="show the traceback of an error")
+
+    def __post_init__(self) -> None:
+        sources = {
+            "--prompt": self.prompt != type(self).prompt,
+            "--prompt_file": self.prompt_file is not None,
+            "--prompt_tokens": self.prompt_tokens is not None,
+        }
+        given = [name for name, is_given in sources.items() if is_given]
+        if len(given) > 1:
+            raise UserError(f"{' and '.join(given)}: exclude each other; give one")
+        if self.write_result is not None:
+            _check_one_line(self)
+
+
+def _check_one_line(config: Any) -> None:
+    """Refuse what cannot stand in the repro of a row, which is one line of UTF-8."""
+    for word in to_argv(config):
+        if found := re.search(f"[{CONTROLS}\ud800-\udfff]", word):
+            raise UserError(
+                f"{printable(word, 60)}: {found[0]!r} cannot be written to the --write_result row;"
+                " --prompt_file takes any text"
+            )
+
+
+def describe(error: BaseException) -> str:
+    """One line about an error, as it stands on stderr, in `--json` and in a row."""
+    if isinstance(error, UserError | KeyboardInterrupt):
+        return printable(str(error), limit=1000)
+    name = type(error).__name__
+    first_line = str(error).strip().partition("\n")[0]
+    return f"{name}: {printable(first_line)}" if first_line else name
+
+
+def failure(error: BaseException) -> dict[str, str]:
+    """The part of a `--json` document that says how a run ended."""
+    status = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
+    return {"status": status, "error": describe(error)}
+
+
+def exit_code(error: BaseException) -> int:
+    """2, 143, 130 or 1, as `EXIT_CODES` says."""
+    return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
+
+
+def run(main: Callable[[Any], int | None], cls: type, argv: Sequence[str] | None = None) -> int:
+    """Run one command and give its exit code; the last thing a process does.
+
+    `main(config)` returns an exit code or None (0). What it raises becomes one line on stderr, and
+    with `--json` the one document on stdout: so it raises before it prints its own. SIGINT, SIGTERM
+    and SIGHUP reach it as KeyboardInterrupt. Logging and signal handlers stay as set here.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("kv_fast").setLevel(logging.INFO)
+    _raise_on_signals()
+    document = ""
+    try:
+        wants_help = "-h" in argv or "--help" in argv
+        code = (print(_parser(cls).format_help()) if wants_help else main(parse(cls, argv))) or 0
+        print(end="", flush=True)
+    except BrokenPipeError:
+        code = 1
+    except (Exception, KeyboardInterrupt) as error:
+        code = exit_code(error)
+        if "--debug" in argv:
+            traceback.print_exception(error)
+        print("{status}: {error}".format(**failure(error)), file=sys.stderr)
+        if "--json" in argv:
+            document = json.dumps(failure(error)) + "\n"
+    _finish_stdout(document)
+    return code
+
+
+def _raise_on_signals() -> None:
+    """Make the first signal an exception; a second one ends the process, native code or not."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        for other in STOP_SIGNALS:
+            signal.signal(other, signal.SIG_DFL)
+        name = signal.Signals(number).name
+        raise KeyboardInterrupt(name) if number == signal.SIGINT else Terminated(name)
+
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or a shell's background job
+            signal.signal(number, stop)
+
+
+def _finish_stdout(document: str) -> None:
+    """Write the last words; if nobody reads, send them and what is buffered to the null device.
+
+    Source: https://docs.python.org/3/library/signal.html#note-on-sigpipe.
+    """
+    try:
+        print(document, end="", flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,171 @@
+"""A model with its caches and compiled steps, and the loop that generates with them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from checkpoint import Checkpoint
+from model import Transformer
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next id is chosen.
+
+    Attributes:
+        vocab_size: ids from here on are padding of the model's embedding and are never chosen.
+        temperature: 0 is argmax.
+        top_k: likeliest ids to choose from; 0 keeps all.
+    """
+
+    vocab_size: int
+    temperature: float = 0.8
+    top_k: int = 200
+
+    def noise(self, batch_size: int, generator: torch.Generator) -> Tensor | None:
+        """Gumbel noise for one `sample`: [B, top_k or vocab_size] fp32; None when greedy."""
+        if self.temperature == 0:
+            return None
+        width = min(self.top_k, self.vocab_size) or self.vocab_size
+        uniform = torch.empty(batch_size, width, device=generator.device)
+        return -uniform.exponential_(generator=generator).log()
+
+
+def sample(logits: Tensor, sampling: Sampling, noise: Tensor | None) -> Tensor:
+    """The next id of each row: [B, V] fp32 -> [B, 1]; -1 where a row has a NaN or +inf.
+
+    The argmax of scores plus Gumbel noise is distributed as their softmax. The noise is an
+    argument, so one seed gives the same ids eager and compiled.
+    """
+    logits = logits[:, : sampling.vocab_size]
+    if noise is None:
+        choice = logits.argmax(-1, keepdim=True)
+    else:
+        values, ids = logits.topk(noise.shape[-1])
+        choice = ids.gather(-1, (values / sampling.temperature + noise).argmax(-1, keepdim=True))
+    # argmax of a NaN row is some id; folding the check into the id costs no extra host read.
+    return torch.where(logits.amax(-1, keepdim=True).isfinite(), choice, -1)
+
+
+def decode_step(
+    model: Transformer,
+    caches: nn.ModuleList,
+    token: Tensor,
+    start_pos: Tensor,
+    sampling: Sampling,
+    noise: Tensor | None,
+) -> Tensor:
+    """One token further: [B, 1] at positions start_pos [B] -> the next [B, 1]. Mutates caches."""
+    x = model(token.clamp(min=0), start_pos, caches)
+    return sample(model.logits(x[:, -1]), sampling, noise)
+
+
+def load_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Transformer:
+    """The checkpoint's model in `dtype` on `device`, tensor by tensor, each converted as it comes.
+
+    Raises:
+        UserError: the checkpoint cannot be read.
+    """
+    with torch.device("meta"):
+        model = Transformer(checkpoint.config)
+    model.rope_freqs = model.rope_freqs.to(device)
+    total = sum(p.numel() for p in model.parameters()) * dtype.itemsize
+    with tqdm(total=total, desc="load", unit="B", unit_scale=True, disable=None) as bar:
+        for name, tensor in checkpoint.tensors():
+            module, _, leaf = name.rpartition(".")
+            weight = tensor.to(device, dtype, copy=True)
+            setattr(model.get_submodule(module), leaf, nn.Parameter(weight, requires_grad=False))
+            bar.update(weight.nbytes)
+    if checkpoint.config.tie_embeddings:
+        model.lm_head.weight = model.embed_tokens.weight
+    return model.eval()
+
+
+class Engine:
+    """Runs one model over one set of caches.
+
+    Args:
+        model: on its device, in its dtype.
+        caches: one KVCache per layer, on the same device.
+        compile: compile the decode step; on CUDA as a CUDA graph.
+        prefill_chunk: tokens per prefill call. A chunk sees itself in full precision and earlier
+            chunks as stored, so with a quantised cache the chunk size can change results.
+    """
+
+    def __init__(
+        self, model: Transformer, caches: nn.ModuleList, *, compile: bool, prefill_chunk: int = 2048
+    ) -> None:
+        self.model, self.caches = model, caches
+        self.prefill_chunk = prefill_chunk
+        self.device = model.norm.weight.device
+        self.decode_step = decode_step
+        if compile:
+            graphs = self.device.type == "cuda"
+            self.decode_step = torch.compile(
+                decode_step, fullgraph=True, options={"triton.cudagraphs": graphs}
+            )
+
+    @property
+    def cache_len(self) -> int:
+        """Slots per sequence."""
+        return next(self.caches.buffers()).shape[2]
+
+    @torch.inference_mode()
+    def prefill(self, tokens: Tensor, start: int = 0) -> Tensor:
+        """Store tokens [B, P] at slots start .. start + P - 1; logits [B, V] after the last."""
+        for chunk in tokens.split(self.prefill_chunk, dim=1):
+            start_pos = torch.full((len(chunk),), start, device=self.device)
+            x = self.model(chunk, start_pos, self.caches, past_len=start)
+            start += chunk.shape[1]
+        return self.model.logits(x[:, -1])
+
+    @torch.inference_mode()
+    def decode(
+        self, token: Tensor, start_pos: Tensor, sampling: Sampling, noise: Tensor | None
+    ) -> Tensor:
+        """The id [B, 1] after `token` [B, 1], which is stored at start_pos [B] on the way."""
+        token = self.decode_step(self.model, self.caches, token, start_pos, sampling, noise)
+        # The next replay of a CUDA graph overwrites its outputs; nothing else needs a copy.
+        return token.clone()
+
+
+@torch.inference_mode()  # as a whole: a first token made outside would compile a second graph
+def generate(
+    engine: Engine,
+    prompt: Tensor,
+    max_new_tokens: int,
+    sampling: Sampling,
+    *,
+    start: int = 0,
+    seed: int = 1234,
+) -> Iterator[Tensor]:
+    """Yield max_new_tokens ids [B, 1], one by one, on the engine's device.
+
+    Args:
+        engine: its caches must hold `start` tokens; mutated from slot `start` on.
+        prompt: [B, P], P >= 1.
+        max_new_tokens: the caller stops earlier by leaving the loop.
+        sampling: temperature and top_k.
+        start: tokens stored before the prompt. Rewinding is this argument alone.
+        seed: of this sequence's noise.
+
+    Raises:
+        ValueError: the tokens do not fit the cache.
+    """
+    batch_size, prompt_len = prompt.shape
+    # The last new token is never stored.
+    if start + prompt_len + max_new_tokens - 1 > engine.cache_len:
+        raise ValueError(f"{start} + {prompt_len} + {max_new_tokens} tokens > {engine.cache_len}")
+    generator = torch.Generator(engine.device).manual_seed(seed)
+    logits = engine.prefill(prompt, start)
+    token = sample(logits, sampling, sampling.noise(batch_size, generator))
+    yield token
+    start_pos = torch.full((batch_size,), start + prompt_len, device=engine.device)
+    for _ in range(max_new_tokens - 1):
+        noise = sampling.noise(batch_size, generator)
+        token = engine.decode(token, start_pos, sampling, noise)
+        yield token
+        start_pos += 1

@@ -1,0 +1,314 @@
+"""stored_attention in Triton: split-KV decode attention that reads the cache as it is stored.
+
+Two kernels. `_split_kernel` gives each program one KV head of one sequence, a share of its filled
+slots and the query rows of that head, T tokens times G heads of the group, so that the cache is
+read once for all of them. `_merge_kernel` joins the shares by log-sum-exp. Both grids follow from
+shapes alone and lengths are read on the device: one captured CUDA graph serves every length.
+
+With TRITON_INTERPRET=1 set before Triton is imported, the same code runs on CPU tensors.
+
+Source: Flash-Decoding, https://pytorch.org/blog/flash-decoding/.
+"""
+
+# mypy: disable-error-code=no-untyped-def
+# The arguments of a kernel are Triton's own values, which have no useful static types.
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+INTERPRETER_PROCESSORS = 4
+"""SMs to assume without a GPU: enough for several splits."""
+
+MERGE_STEP = tl.constexpr(32)
+"""Splits that the merge reads at a time."""
+
+LN_2 = tl.constexpr(math.log(2))
+
+DOT_TYPES = {
+    torch.float32: tl.float32,
+    torch.float16: tl.float16,
+    # The interpreter's bf16 dot is wrong.
+    torch.bfloat16: tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16,
+}
+"""Triton's names for the types of the products."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What the kernels are specialised on.
+
+    k_dot, v_dot: types of the products q . k and p . v; their sums are always fp32.
+    block_dim: head_dim padded, in registers only, to a power of two.
+    block_rows, tile: query rows per program and slots per step, powers of two >= 16.
+    num_warps: of the split kernel.
+    """
+
+    k_format: str
+    v_format: str
+    k_dot: tl.dtype
+    v_dot: tl.dtype
+    num_kv_heads: int
+    group_size: int
+    head_dim: int
+    block_dim: int
+    block_rows: int
+    tile: int
+    num_warps: int
+
+
+def stored_attention(
+    q: Tensor,
+    k: list[Tensor],
+    v: list[Tensor],
+    start_pos: Tensor,
+    k_format: str,
+    v_format: str,
+    sm_scale: float,
+) -> tuple[Tensor, Tensor]:
+    """See kernels.ops.stored_attention.
+
+    Never waits for the device, and its workspace depends on shapes only: it can be captured.
+
+    Raises:
+        ValueError: a part of the cache is not contiguous.
+    """
+    if not all(part.is_contiguous() for part in (*k, *v)):
+        raise ValueError("the cache is not contiguous")
+    q, start_pos = q.contiguous(), start_pos.contiguous()
+    num_queries, num_slots = q.shape[2], k[0].shape[2]
+    variant = choose_variant(q, k[0], v[0], k_format, v_format)
+    num_pairs = q.shape[0] * variant.num_kv_heads
+    num_rows = variant.group_size * num_queries
+    num_splits = _num_splits(q.device, num_pairs, triton.cdiv(num_slots, variant.tile))
+    split_shape = (num_pairs, num_splits, num_rows)
+    split_out = q.new_empty(*split_shape, variant.head_dim, dtype=torch.float32)
+    split_lse = q.new_empty(split_shape, dtype=torch.float32)
+    out = q.new_empty(q.shape, dtype=torch.float32)
+    lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
+    qk_scale = sm_scale * math.log2(math.e)
+    grid = (num_pairs, num_splits, triton.cdiv(num_rows, variant.block_rows))
+    with torch.cuda.device_of(q):
+        _split_kernel[grid](
+            *(q, tuple(k), tuple(v), start_pos, split_out, split_lse),
+            *(qk_scale, num_slots, num_queries, variant),
+            num_warps=variant.num_warps,
+            num_stages=3,
+        )
+        _merge_kernel[(num_pairs, num_rows)](
+            split_out, split_lse, out, lse, num_splits, num_queries, variant
+        )
+    return out, lse
+
+
+def choose_variant(
+    q: Tensor, k_payload: Tensor, v_payload: Tensor, k_format: str, v_format: str
+) -> Variant:
+    """The specialisation for q [B, Hq, T, D] over payloads [B, Hkv, S, D] of these formats."""
+    k_dot, v_dot = _dot_dtypes(q.dtype, k_payload.dtype, v_payload.dtype)
+    num_kv_heads, head_dim = k_payload.shape[1], q.shape[3]
+    group_size = q.shape[1] // num_kv_heads
+    block_dim = max(16, triton.next_power_of_2(head_dim))
+    block_rows, tile, num_warps = _program_shape(
+        group_size * q.shape[2], block_dim, with_fp32=torch.float32 in (k_dot, v_dot)
+    )
+    return Variant(
+        k_format=k_format,
+        v_format=v_format,
+        k_dot=DOT_TYPES[k_dot],
+        v_dot=DOT_TYPES[v_dot],
+        num_kv_heads=num_kv_heads,
+        group_size=group_size,
+        head_dim=head_dim,
+        block_dim=block_dim,
+        block_rows=block_rows,
+        tile=tile,
+        num_warps=num_warps,
+    )
+
+
+def _dot_dtypes(q: torch.dtype, k: torch.dtype, v: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
+    """Types of the products: q and k stay exact, p is rounded to v's type, or bf16 for int8 codes.
+
+    Not fp16 for codes: p then carries v's scale, and small weights would fall below fp16's range.
+    """
+    if q == torch.float32:
+        return q, q
+    return torch.promote_types(q, k), torch.bfloat16 if v == torch.int8 else v
+
+
+def _program_shape(num_rows: int, block_dim: int, *, with_fp32: bool) -> tuple[int, int, int]:
+    """Query rows, slots per step and warps of a program: as much as its registers hold.
+
+    fp32 products run outside the tensor cores, with both operands whole in registers.
+    """
+    if with_fp32:
+        most_rows, tile_elements, num_warps = 16, 2048, 8
+    else:
+        most_rows, tile_elements, num_warps = min(64, 4096 // block_dim), 8192, 4
+    block_rows = max(16, min(triton.next_power_of_2(num_rows), most_rows))
+    return block_rows, max(16, min(tile_elements // block_dim, 64)), num_warps
+
+
+def _num_splits(device: torch.device, num_pairs: int, num_tiles: int) -> int:
+    """Programs per KV head of a sequence: two per SM in all, at most one per allocated tile."""
+    processors = INTERPRETER_PROCESSORS
+    if device.type == "cuda":
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return min(triton.cdiv(2 * processors, num_pairs), num_tiles)
+
+
+@triton.jit(do_not_specialize=["num_queries"])
+def _split_kernel(
+    q, k, v, start_pos, out, lse, qk_scale, num_slots, num_queries, variant: tl.constexpr
+):
+    """Attention of block_rows query rows over one of the equal shares of the slots they see.
+
+    Row r of a KV head is query token r // G of head r % G of its group. The results go to
+    out [pairs, splits, T * G, D] and lse [pairs, splits, T * G], the lse to base 2. A split without
+    slots writes lse = -inf and leaves its out as it is.
+    """
+    pair = tl.program_id(0).to(tl.int64)  # a sequence and a KV head; 64 bits for every address
+    split, num_splits = tl.program_id(1), tl.num_programs(1)
+    rows = tl.program_id(2) * variant.block_rows + tl.arange(0, variant.block_rows)
+    num_rows = num_queries * variant.group_size
+    results = (pair * num_splits + split) * num_rows + rows
+
+    filled = tl.load(start_pos + pair // variant.num_kv_heads).to(tl.int32)
+    end = filled + num_queries - 1
+    share = tl.cdiv(tl.cdiv(end, num_splits), variant.tile) * variant.tile
+    lo = split * share
+    hi = tl.minimum(lo + share, end)
+    if lo >= hi:
+        tl.store(lse + results, float("-inf"), mask=rows < num_rows)
+        return
+
+    token, head = rows // variant.group_size, rows % variant.group_size
+    q_rows = (pair * variant.group_size + head) * num_queries + token
+    d = tl.arange(0, variant.block_dim)[None, :]
+    exists = (rows < num_rows)[:, None] & (d < variant.head_dim)
+    queries = tl.load(q + q_rows[:, None] * variant.head_dim + d, mask=exists, other=0)
+    queries = queries.to(variant.k_dot)
+
+    acc = tl.full([variant.block_rows, variant.block_dim], 0.0, tl.float32)
+    total = tl.full([variant.block_rows], 0.0, tl.float32)
+    top = tl.full([variant.block_rows], float("-inf"), tl.float32)
+    state = (acc, total, top)
+    base = pair * num_slots
+    # Below start_pos every row sees every slot: only the last tile or two need masks.
+    whole = tl.maximum(lo, tl.minimum(hi, filled) // variant.tile * variant.tile)
+    for first in range(lo, whole, variant.tile):
+        state = _attend_tile(state, queries, k, v, base + first, None, None, qk_scale, variant)
+    for first in tl.range(whole, hi, variant.tile, num_stages=2):
+        count, visible = hi - first, filled + token - first
+        state = _attend_tile(state, queries, k, v, base + first, count, visible, qk_scale, variant)
+
+    acc, total, top = state
+    acc /= tl.where(total > 0, total, 1.0)[:, None]
+    tl.store(lse + results, top + tl.log2(total), mask=rows < num_rows)
+    tl.store(out + results[:, None] * variant.head_dim + d, acc, mask=exists)
+
+
+@triton.jit
+def _attend_tile(state, queries, k, v, first, count, visible, qk_scale, variant: tl.constexpr):
+    """One step of the online softmax: over the tile that starts at slot `first` of the cache.
+
+    state: weighted values [rows, D] and weights [rows], both relative to exp2(top [rows]).
+    count, visible: read `count` slots only, of which row r sees visible[r]; None: all.
+    """
+    acc, total, top = state
+    scores = _scores(queries, k, first, count, variant) * qk_scale
+    if visible is not None:
+        slot = tl.arange(0, variant.tile)[None, :]
+        scores = tl.where(slot < visible[:, None], scores, float("-inf"))
+    top, offset, decay = _raise_top(top, tl.max(scores, 1))
+    weights = tl.exp2(scores - offset[:, None])
+    total = total * decay + tl.sum(weights, 1)
+    acc = _add_values(acc * decay[:, None], weights, v, first, count, variant)
+    return acc, total, top
+
+
+@triton.jit
+def _scores(queries, k, first, count, variant: tl.constexpr):
+    """Products q . k of one tile: [rows, tile]."""
+    keys = _load_vectors(k[0], first, count, variant).to(variant.k_dot)
+    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+    if variant.k_format == "int8":
+        scores *= _load_scale(k[1], first, count, variant)[None, :]
+    return scores
+
+
+@triton.jit
+def _add_values(acc, weights, v, first, count, variant: tl.constexpr):
+    """Add weights [rows, tile] times the values of one tile to acc [rows, D]."""
+    if variant.v_format == "int8":
+        weights *= _load_scale(v[1], first, count, variant)[None, :]
+    values = _load_vectors(v[0], first, count, variant).to(variant.v_dot)
+    return tl.dot(weights.to(variant.v_dot), values, acc, input_precision="ieee")
+
+
+@triton.jit
+def _load_vectors(part, first, count, variant: tl.constexpr):
+    """[tile, block_dim] from slot `first` on; zero past head_dim and past count slots."""
+    slot = tl.arange(0, variant.tile)[:, None]
+    d = tl.arange(0, variant.block_dim)[None, :]
+    pointers = part + first * variant.head_dim + (slot * variant.head_dim + d)
+    if count is not None:
+        vectors = tl.load(pointers, mask=(slot < count) & (d < variant.head_dim), other=0)
+    elif variant.head_dim < variant.block_dim:
+        vectors = tl.load(pointers, mask=d < variant.head_dim, other=0)
+    else:
+        vectors = tl.load(pointers)
+    return vectors
+
+
+@triton.jit
+def _load_scale(part, first, count, variant: tl.constexpr):
+    """[tile] scales from slot `first` on, fp32; zero past count slots."""
+    slot = tl.arange(0, variant.tile)
+    if count is not None:
+        scale = tl.load(part + first + slot, mask=slot < count, other=0)
+    else:
+        scale = tl.load(part + first + slot)
+    return scale.to(tl.float32)
+
+
+@triton.jit
+def _raise_top(top, candidate):
+    """Of an online softmax: the new maximum, what to subtract for it, the factor of older sums.
+
+    Before anything was seen the maximum is -inf, and exp2(-inf + inf) would be NaN: subtract 0.
+    """
+    new_top = tl.maximum(top, candidate)
+    offset = tl.where(new_top == float("-inf"), 0.0, new_top)
+    return new_top, offset, tl.exp2(top - offset)
+
+
+@triton.jit(do_not_specialize=["num_splits", "num_queries"])
+def _merge_kernel(split_out, split_lse, out, lse, num_splits, num_queries, variant: tl.constexpr):
+    """One row of one KV head: its splits weighted by exp2 of their lse; 0 and -inf without any."""
+    pair, row, num_rows = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    d = tl.arange(0, variant.block_dim)
+    acc = tl.full([variant.block_dim], 0.0, tl.float32)
+    total, top = 0.0, float("-inf")
+    for first in range(0, num_splits, MERGE_STEP):
+        split = first + tl.arange(0, MERGE_STEP)
+        results = (pair * num_splits + split) * num_rows + row
+        part_lse = tl.load(split_lse + results, mask=split < num_splits, other=float("-inf"))
+        written = (part_lse > float("-inf"))[:, None] & (d < variant.head_dim)[None, :]
+        pointers = split_out + results[:, None] * variant.head_dim + d[None, :]
+        part_out = tl.load(pointers, mask=written, other=0)
+        top, offset, decay = _raise_top(top, tl.max(part_lse, 0))
+        weights = tl.exp2(part_lse - offset)
+        total = total * decay + tl.sum(weights, 0)
+        acc = acc * decay + tl.sum(weights[:, None] * part_out, 0)
+
+    token, head = row // variant.group_size, row % variant.group_size
+    q_row = (pair * variant.group_size + head) * num_queries + token
+    acc /= tl.where(total > 0, total, 1.0)
+    tl.store(out + q_row * variant.head_dim + d, acc, mask=d < variant.head_dim)
+    tl.store(lse + q_row, (top + tl.log2(total)) * LN_2)

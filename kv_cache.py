@@ -1,0 +1,164 @@
+"""The static KV cache: it stores new keys and values and answers attention over all of them.
+
+Attention is a merge of partial results. A decoded query sees its own token in full precision and
+every earlier token as stored; a prefill chunk sees itself in full precision and earlier chunks as
+stored. No copy of the cache in another precision, no repetition of K and V to all query heads and
+no mask over the allocated slots ever exists, and slots past the filled length are never read.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from config import UserError
+from kernels import ops
+from kernels.flash import flash_attention
+from kernels.merge import merge_partials
+from kv_formats import FORMATS
+from model import ModelConfig
+
+SLOT_STEP = 128
+"""Caches are a multiple of this many slots: one tile of the attention kernels."""
+
+PREFILL_BLOCK = 4096
+"""Stored slots that prefill decodes at a time, so that its scratch does not grow."""
+
+
+class KVCache(nn.Module):
+    """Keys and values of one layer: [B, Hkv, S, width] per part, allocated once, KV heads only.
+
+    Args:
+        k_format, v_format: names in FORMATS.
+        shape: (B, Hkv, S, D).
+        device: where the slots live.
+    """
+
+    def __init__(
+        self,
+        k_format: str,
+        v_format: str,
+        shape: tuple[int, int, int, int],
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__()
+        self.k_format, self.v_format = k_format, v_format
+        self.head_dim = shape[-1]
+        for side, name in (("k", k_format), ("v", v_format)):
+            for part in FORMATS[name].parts(self.head_dim):
+                slots = torch.zeros(*shape[:-1], part.width, dtype=part.dtype, device=device)
+                self.register_buffer(f"{side}_{part.name}", slots, persistent=False)
+
+    @property
+    def k_parts(self) -> list[Tensor]:
+        return self._parts("k", self.k_format)
+
+    @property
+    def v_parts(self) -> list[Tensor]:
+        return self._parts("v", self.v_format)
+
+    def _parts(self, side: str, name: str) -> list[Tensor]:
+        parts = FORMATS[name].parts(self.head_dim)
+        return [getattr(self, f"{side}_{part.name}") for part in parts]
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, start_pos: Tensor, past_len: int | None = None
+    ) -> Tensor:
+        """Store k, v, and attend over them and everything before.
+
+        Args:
+            q: [B, Hq, T, D], after rope.
+            k, v: [B, Hkv, T, D], k after rope; stored at slots start_pos[b] + 0 .. T - 1.
+            start_pos: [B] integers on the device.
+            past_len: None: decode or verification, T <= 16. Else prefill after this many slots.
+
+        Returns:
+            [B, Hq, T, D] in q's dtype.
+        """
+        if past_len is None:
+            return self._decode(q, k, v, start_pos)
+        return self._prefill(q, k, v, past_len)
+
+    def _decode(self, q: Tensor, k: Tensor, v: Tensor, start_pos: Tensor) -> Tensor:
+        sm_scale = 1 / math.sqrt(self.head_dim)
+        self._store(k, v, start_pos)
+        stored = ops.stored_attention(
+            q, self.k_parts, self.v_parts, start_pos, self.k_format, self.v_format, sm_scale
+        )
+        out, _ = merge_partials(stored, own_token(q, k, v, sm_scale))
+        return out.to(q.dtype)
+
+    def _store(self, k: Tensor, v: Tensor, start_pos: Tensor) -> None:
+        batch = torch.arange(k.shape[0], device=k.device)[:, None]
+        slots = start_pos[:, None] + torch.arange(k.shape[2], device=k.device)  # [B, T]
+        for part, new in self._encoded(k, v):
+            part[batch, :, slots] = new.transpose(1, 2)
+
+    def _prefill(self, q: Tensor, k: Tensor, v: Tensor, past_len: int) -> Tensor:
+        for part, new in self._encoded(k, v):
+            part[:, :, past_len : past_len + k.shape[2]] = new
+        result = flash_attention(q, k, v, causal=True)
+        for lo in range(0, past_len, PREFILL_BLOCK):
+            hi = min(lo + PREFILL_BLOCK, past_len)
+            past = flash_attention(q, *self._decoded(lo, hi, q.dtype), causal=False)
+            result = merge_partials(result, past)
+        return result[0].to(q.dtype)
+
+    def _encoded(self, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        yield from zip(self.k_parts, FORMATS[self.k_format].encode(k), strict=True)
+        yield from zip(self.v_parts, FORMATS[self.v_format].encode(v), strict=True)
+
+    def _decoded(self, lo: int, hi: int, dtype: torch.dtype) -> Iterator[Tensor]:
+        for parts, name in ((self.k_parts, self.k_format), (self.v_parts, self.v_format)):
+            yield FORMATS[name].decode(tuple(part[:, :, lo:hi] for part in parts), dtype)
+
+
+def own_token(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> tuple[Tensor, Tensor]:
+    """Attention of every new token to itself alone, in full precision: out = v, lse = q . k."""
+    q_groups = q.unflatten(1, (k.shape[1], -1)).float()  # [B, Hkv, G, T, D]
+    lse = (q_groups * k.unsqueeze(2).float()).sum(-1) * sm_scale
+    out = v.unsqueeze(2).expand(q_groups.shape)
+    return out.flatten(1, 2), lse.flatten(1, 2)
+
+
+def parse_formats(spec: str) -> tuple[str, str]:
+    """K and V format names of a `--kv_cache_quantization` value: one name, or two as K,V."""
+    names = spec.split(",")
+    unknown = [name for name in names if name not in FORMATS]
+    if unknown or len(names) > 2:
+        known = ", ".join(FORMATS)
+        raise UserError(f"--kv_cache_quantization {spec}: give one of {known}, or two as K,V")
+    return names[0], names[-1]
+
+
+def make_caches(
+    config: ModelConfig,
+    formats: tuple[str, str],
+    batch_size: int,
+    cache_len: int,
+    device: torch.device | str = "cpu",
+) -> nn.ModuleList:
+    """One cache per layer, each directly in its final format."""
+    shape = (batch_size, config.num_kv_heads, cache_len, config.head_dim)
+    return nn.ModuleList(KVCache(*formats, shape, device) for _ in range(config.num_layers))
+
+
+def bytes_per_token(config: ModelConfig, formats: tuple[str, str]) -> int:
+    """Bytes that one cached token takes in all layers, codes and scales, K and V."""
+    per_head = sum(FORMATS[name].bytes_per_vector(config.head_dim) for name in formats)
+    return config.num_layers * config.num_kv_heads * per_head
+
+
+def describe_caches(caches: nn.ModuleList) -> str:
+    """One line about what is really there, read from the tensors."""
+    cache: KVCache = caches[0]  # type: ignore[assignment]
+    payloads = cache.k_parts[0], cache.v_parts[0]
+    data = len(caches) * sum(payload.nbytes for payload in payloads)
+    elements = len(caches) * sum(payload.numel() for payload in payloads)
+    scales = sum(buffer.nbytes for buffer in caches.buffers()) - data
+    shape = list(payloads[0].shape)
+    return (
+        f"KV cache: {len(caches)} layers of K {cache.k_format}, V {cache.v_format} {shape},"
+        f" {data / 1e6:.1f} MB data + {scales / 1e6:.1f} MB scales (bf16: {2 * elements / 1e6:.1f})"
+    )

@@ -1,0 +1,222 @@
+"""The Llama forward pass in plain PyTorch: no files, no devices, no flags.
+
+Shapes, in this and every other file: B batch, T new tokens, S cache slots, Hq / Hkv query and
+KV heads, G = Hq / Hkv, D head_dim, C hidden_size, V vocab_size.
+
+The model does not know how K and V are stored. It hands the new q, k, v to `cache.attend`, which
+stores them and answers with attention over everything stored so far (kv_cache.py).
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Cache(Protocol):
+    """What a layer needs of its KV cache; see kv_cache.KVCache.attend."""
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, start_pos: Tensor, past_len: int | None = None
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """How the rope frequencies of a checkpoint differ from plain `theta ** (-2i / D)`.
+
+    kind: "linear" divides all by `factor`; "llama3" divides the low ones and blends the middle
+    (Llama 3.1); "factors" divides each by its entry of `freq_factors` (GGUF `rope_freqs.weight`).
+    """
+
+    kind: str
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_seq_len: int = 8192
+    freq_factors: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Shapes and constants of one checkpoint, whatever format they were read from."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    intermediate_size: int
+    vocab_size: int
+    max_seq_len: int
+    norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    tie_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"{self.num_heads} heads over {self.num_kv_heads} KV heads")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim {self.head_dim} is odd, rope needs pairs")
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.float()
+        h = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + self.eps)
+        return h.to(x.dtype) * self.weight
+
+
+def rope_frequencies(config: ModelConfig) -> Tensor:
+    """Angle per position of each rotated pair: [D / 2], fp32.
+
+    Source of "llama3": Llama 3.1, https://github.com/meta-llama/llama-models, `apply_scaling`.
+    """
+    exponents = torch.arange(0, config.head_dim, 2, device="cpu").float() / config.head_dim
+    freqs = 1.0 / config.rope_theta**exponents
+    scaling = config.rope_scaling
+    if scaling is None:
+        return freqs
+    if scaling.kind == "linear":
+        return freqs / scaling.factor
+    if scaling.kind == "factors":
+        return freqs / torch.tensor(scaling.freq_factors, device="cpu")
+    if scaling.kind != "llama3":
+        raise ValueError(f"rope scaling {scaling.kind!r}")
+    turns = scaling.original_max_seq_len * freqs / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    keep = ((turns - low) / (high - low)).clamp(0, 1)  # 1: unscaled, 0: divided by factor
+    return freqs * (keep + (1 - keep) / scaling.factor)
+
+
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate x [B, H, T, D] by cos, sin [B, T, D / 2]; channel i is paired with i + D / 2.
+
+    This is Hugging Face's layout. Meta and GGUF files pair neighbouring channels instead; the
+    checkpoint reader permutes their q and k rows, so only one layout exists from here on.
+    """
+    first, second = x.float().chunk(2, dim=-1)
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        self.heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        self.qkv_proj = nn.Linear(config.hidden_size, sum(self.heads) * config.head_dim, bias=False)
+        self.o_proj = nn.Linear(config.num_heads * config.head_dim, config.hidden_size, bias=False)
+
+    def forward(
+        self,
+        x: Tensor,
+        rope: tuple[Tensor, Tensor],
+        start_pos: Tensor,
+        cache: Cache,
+        past_len: int | None,
+    ) -> Tensor:
+        qkv = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        q, k, v = qkv.split(self.heads, dim=1)  # [B, Hq, T, D], [B, Hkv, T, D] twice
+        q, k = apply_rope(q, *rope), apply_rope(k, *rope)
+        y = cache.attend(q, k, v, start_pos, past_len)  # [B, Hq, T, D]
+        return self.o_proj(y.transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate) * up)
+
+
+class Block(nn.Module):
+    """One layer: attention, then MLP, each with its norm before and its residual after.
+
+    Layers are alike, so the body is compiled once for all: a 30-layer model is ready in a fifth of
+    the time, with the same speed per token (figures in LOG.md).
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.attention = Attention(config)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.mlp = MLP(config)
+
+    @torch.compiler.nested_compile_region
+    def forward(
+        self,
+        x: Tensor,
+        rope: tuple[Tensor, Tensor],
+        start_pos: Tensor,
+        cache: Cache,
+        past_len: int | None,
+    ) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), rope, start_pos, cache, past_len)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Transformer(nn.Module):
+    """Llama: grouped-query attention, rope, RMSNorm, SwiGLU, tied or untied head."""
+
+    rope_freqs: Tensor
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        # Not nn.Embedding(V, C): its random values, drawn even on the meta device, cost 2 s there.
+        table = torch.empty(config.vocab_size, config.hidden_size)
+        self.embed_tokens = nn.Embedding.from_pretrained(table, freeze=False)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tie_embeddings:
+            self.lm_head.weight = self.embed_tokens.weight
+        self.register_buffer("rope_freqs", rope_frequencies(config), persistent=False)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        start_pos: Tensor,
+        caches: Iterable[Cache],
+        past_len: int | None = None,
+    ) -> Tensor:
+        """Hidden state of T new tokens, which the caches store on the way.
+
+        Args:
+            tokens: [B, T] ids.
+            start_pos: [B] integers on the device; row b's tokens have positions, and fill slots,
+                start_pos[b] + 0 .. T - 1.
+            caches: one per layer; mutated.
+            past_len: None for decode and verification. For prefill the number of slots already
+                filled, the same for all rows and equal to start_pos.
+
+        Returns:
+            [B, T, C], before the final norm; see `logits`.
+        """
+        positions = start_pos[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+        angles = positions[..., None].float() * self.rope_freqs  # [B, T, D / 2]
+        rope = angles.cos(), angles.sin()
+        x = self.embed_tokens(tokens)
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x = layer(x, rope, start_pos, cache, past_len)
+        return x
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Final norm and head: x [..., C] -> [..., V] fp32. Pass only the rows you need."""
+        return self.lm_head(self.norm(x)).float()

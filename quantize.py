@@ -1,0 +1,47 @@
+"""Weight-only quantisation of a checkpoint.
+
+python quantize.py SRC DST --quantization int8
+
+The table of weight formats is still empty: every request is refused.
+"""
+
+import sys
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+
+from torch import nn
+
+from config import UserError, flag, run
+
+WEIGHT_FORMATS: dict[str, type[nn.Module]] = {}
+"""A weight format is a linear class with `from_linear`, `forward` and `nbytes`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeConfig:
+    """Write a checkpoint with quantised weights."""
+
+    source: Path = flag(MISSING, help="checkpoint to read")
+    target: Path = flag(MISSING, help="folder to write")
+    quantization: str = flag("int8", help="weight format")
+    debug: bool = flag(False, repro=False, help="show the traceback of an error")
+
+
+def quantize_(model: nn.Module, name: str) -> None:
+    """Replace the linear layers of `model` by the weight format `name`, in place.
+
+    Raises:
+        UserError: no such format.
+    """
+    if name not in WEIGHT_FORMATS:
+        known = ", ".join(WEIGHT_FORMATS) or "none yet"
+        raise UserError(f"--quantization {name}: not a weight format; known: {known}")
+
+
+def main(config: QuantizeConfig) -> None:
+    """Refuse formats that do not exist before anything is read."""
+    quantize_(nn.Module(), config.quantization)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, QuantizeConfig))

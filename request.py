@@ -1,0 +1,154 @@
+"""A run's request, resolved before any weight is read: ids, lengths, formats, memory."""
+
+import hashlib
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from config import GenerateConfig, UserError
+from kv_cache import SLOT_STEP, parse_formats
+from model import ModelConfig
+from tokenizer import Tokenizer
+
+log = logging.getLogger("kv_fast")
+
+PLAIN_FORMAT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+"""The KV format of a cache in the run's own dtype."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What one run will do.
+
+    Attributes:
+        depth_ids: stored before the timed prompt.
+        prompt_ids: the timed prompt, at least one id.
+        new_tokens: to generate, at most.
+        cache_len: slots per sequence, a multiple of SLOT_STEP.
+        formats: of K and of V, names in FORMATS.
+        prefill_chunk: tokens per prefill step.
+    """
+
+    depth_ids: tuple[int, ...]
+    prompt_ids: tuple[int, ...]
+    new_tokens: int
+    cache_len: int
+    formats: tuple[str, str]
+    prefill_chunk: int
+
+    @property
+    def stored(self) -> int:
+        """Tokens in the cache after the timed prefill."""
+        return len(self.depth_ids) + len(self.prompt_ids)
+
+    @property
+    def prompt_sha(self) -> str:
+        """12 hex digits of the SHA-256 of all ids, as little-endian int32."""
+        ids = np.array(self.depth_ids + self.prompt_ids, dtype="<i4")
+        return hashlib.sha256(ids.tobytes()).hexdigest()[:12]
+
+
+def resolve_request(
+    config: GenerateConfig, model_config: ModelConfig, tokenizer: Tokenizer
+) -> Request:
+    """Check what was asked for against the model.
+
+    Raises:
+        UserError: unknown format, empty or unreadable prompt, ids or lengths that do not fit.
+    """
+    spec = config.kv_cache_quantization
+    formats = parse_formats(PLAIN_FORMAT[config.dtype] if spec is None else spec)
+    generator = torch.Generator().manual_seed(config.seed)
+    depth_ids = random_ids(config.depth, tokenizer, generator, with_bos=True)
+    prompt_ids = _prompt_ids(config, tokenizer, generator)
+    if (largest := max(depth_ids + prompt_ids)) >= model_config.vocab_size:
+        raise UserError(
+            f"--prompt: token id {largest} is beyond the model's vocabulary of"
+            f" {model_config.vocab_size}; the tokenizer is not this checkpoint's"
+        )
+    stored = len(depth_ids) + len(prompt_ids)
+    new_tokens = clamp_new_tokens(stored, config.max_new_tokens, model_config.max_seq_len)
+    return Request(
+        depth_ids=depth_ids,
+        prompt_ids=prompt_ids,
+        new_tokens=new_tokens,
+        cache_len=cache_slots(stored + new_tokens, config.cache_size),
+        formats=formats,
+        prefill_chunk=config.prefill_chunk,
+    )
+
+
+def clamp_new_tokens(stored: int, new_tokens: int, max_seq_len: int) -> int:
+    """As many new tokens as the model's context has room for, with a line if that is fewer."""
+    room = max_seq_len - stored
+    if room < 1:
+        raise UserError(
+            f"--prompt: {stored} tokens (with --depth) leave no room in the model's context of"
+            f" {max_seq_len}; shorten the prompt"
+        )
+    if new_tokens > room:
+        log.info(
+            "%d prompt tokens + %d new tokens exceed the model's context of %d: generating %d",
+            stored,
+            new_tokens,
+            max_seq_len,
+            room,
+        )
+    return min(new_tokens, room)
+
+
+def cache_slots(needed: int, cache_size: int | None) -> int:
+    """Slots to allocate: what is needed, or --cache_size if larger, rounded up to SLOT_STEP."""
+    if cache_size is not None and cache_size < needed:
+        raise UserError(
+            f"--cache_size {cache_size}: the run needs {needed} slots; leave it out or raise it"
+        )
+    return -(-max(needed, cache_size or 0) // SLOT_STEP) * SLOT_STEP
+
+
+def random_ids(
+    count: int, tokenizer: Tokenizer, generator: torch.Generator, *, with_bos: bool
+) -> tuple[int, ...]:
+    """Ordinary ids, never a special one but the BOS in front if the checkpoint wants one."""
+    ordinary = [i for i in range(tokenizer.vocab_size) if i not in tokenizer.special_ids]
+    picks = torch.randint(len(ordinary), (count,), generator=generator).tolist()
+    ids = [ordinary[pick] for pick in picks]
+    if ids and with_bos and tokenizer.bos_id is not None:
+        ids[0] = tokenizer.bos_id
+    return tuple(ids)
+
+
+def _prompt_ids(
+    config: GenerateConfig, tokenizer: Tokenizer, generator: torch.Generator
+) -> tuple[int, ...]:
+    starts = config.depth == 0
+    if config.prompt_tokens is not None:
+        return random_ids(config.prompt_tokens, tokenizer, generator, with_bos=starts)
+    text = read_prompt(config.prompt_file) if config.prompt_file else config.prompt
+    ids = tokenizer.encode(text)
+    if not starts and ids[:1] == [tokenizer.bos_id]:
+        ids = ids[1:]  # it stands at position 0, in front of the depth ids
+    if not ids:
+        raise UserError("--prompt: no tokens, and no BOS in front of them; give a text")
+    return tuple(ids)
+
+
+def read_prompt(path: Path) -> str:
+    """The text of a prompt file, byte for byte.
+
+    Raises:
+        UserError: unreadable, empty or not UTF-8.
+    """
+    try:
+        data = path.read_bytes()
+        text = data.decode()
+    except OSError as error:
+        raise UserError(f"--prompt_file {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"--prompt_file {path}: not UTF-8 at byte {error.start}") from None
+    if not data:
+        raise UserError(f"--prompt_file {path}: the file is empty")
+    return text

@@ -1,0 +1,277 @@
+"""Rows of `benchmark_results.txt`: what was measured, on what, and the command that repeats it.
+
+    python results.py validate FILE      check every row
+
+A row is one line, `name=value unit, ..., repro: command`. `Row` is the only list of its columns:
+writer, reader and JSON loop over its fields. Imports no torch.
+"""
+
+import hashlib
+import logging
+import math
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from config import CONTROLS, GenerateConfig, UserError, flag, parse, plain_type, printable, run
+from durable import ORIGIN, TORN, append_line
+
+SCHEMA = 1  # raised when a column changes its meaning, not when one is added
+ESCAPED = re.compile(rf"[%,;{CONTROLS}]|^ | \Z")  # in texts; written as %HH of UTF-8
+
+log = logging.getLogger("kv_fast")
+
+
+class RowError(UserError):
+    """A line that is no row: `FILE:LINE: cause`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """What a field's annotation cannot say about its column."""
+
+    unit: str = ""
+    format: str = ""  # of Python; floats are rounded to it
+    better: str = ""  # "higher" or "lower": which is the better result
+    key: bool = False  # a setting: rows with different ones are not compared
+    system: bool = False  # of the machine: must match when rows are compared
+
+
+def column(default: Any = MISSING, *, init: bool = True, **spec: Any) -> Any:
+    """A field of `Row`; `spec` as in `Column`."""
+    return field(default=default, init=init, metadata={"column": Column(**spec)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One run. None: does not apply, and is written nowhere; an empty list too.
+
+    Floats are rounded to their format, so that a row read back equals the row that was written.
+
+    Raises:
+        ValueError: a value is not finite, or cannot stand in a line of UTF-8.
+    """
+
+    schema: int = column(SCHEMA, key=True)
+    time: str = column()  # UTC of the first sample, 2026-11-30T09:14:02Z
+    kind: str = column("speed", key=True)
+    status: str = column()  # ok, oom, error, timeout, interrupted, skipped
+    error: str | None = column(None)  # phase: Type: first line
+    model: str = column()
+    k_format: str | None = column(None, key=True)  # as found in the cache, not as asked for
+    v_format: str | None = column(None, key=True)
+    depth: int | None = column(None, key=True)  # tokens stored before the timed prefill
+    decode_tok_s: float | None = column(None, unit="tok/s", format=".2f", better="higher")
+    decode_ci_pct: float | None = column(None, unit="%", format=".2f", better="lower")
+    ttft_s: float | None = column(None, unit="s", format=".6f", better="lower")
+    prefill_tok_s: float | None = column(None, unit="tok/s", format=".2f", better="higher")
+    peak_mem_gb: float | None = column(None, unit="GB", format=".4f", better="lower")
+    kv_cache_gb: float | None = column(None, unit="GB", format=".4f", better="lower")
+    device_name: str | None = column(None, system=True)
+    bandwidth_gb_s: float | None = column(None, unit="GB/s", format=".1f", better="higher")
+    mbu_pct: float | None = column(None, unit="%", format=".1f", better="higher")
+    model_size_gb: float | None = column(None, unit="GB", format=".4f", better="lower")
+    weight_format: str | None = column(None, key=True)
+    dtype: str | None = column(None, key=True)
+    batch_size: int | None = column(None, key=True)
+    prompt_len: int | None = column(None, key=True)  # per sequence, BOS included
+    new_tokens: int | None = column(None, key=True)  # produced, of the longest sequence
+    cache_len: int | None = column(None, key=True)  # slots allocated per sequence
+    prefill_chunk: int | None = column(None, key=True)
+    depth_fill: str | None = column(None, key=True)  # none, prefill
+    ignore_eos: bool | None = column(None, key=True)
+    compile: bool | None = column(None, key=True)
+    attention: str | None = column(None)  # the implementation that answered
+    expected_gb: float | None = column(None, unit="GB", format=".4f", better="lower")
+    unexplained_gb: float | None = column(None, unit="GB", format=".4f", better="lower")
+    compile_s: float | None = column(None, unit="s", format=".3f", better="lower")
+    torch: str | None = column(None, system=True)
+    threads: int | None = column(None, system=True)
+    commit: str | None = column(None)
+    model_sha: str | None = column(None, key=True)
+    prompt_sha: str | None = column(None, key=True)
+    num_samples: int | None = column(None)
+    flags: tuple[str, ...] = column(())  # names in FLAG_WORDS
+    ttft_samples_s: tuple[float, ...] = column((), unit="s", format=".6f")
+    decode_samples_s: tuple[float, ...] = column((), unit="s", format=".6f")
+    key: str = column(init=False)  # of the columns marked so: 12 hex digits of SHA-256
+    repro: str = column()
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            if item.init:
+                object.__setattr__(self, item.name, _checked(item, getattr(self, item.name)))
+        if re.search(f"[{CONTROLS}]", self.repro):
+            raise ValueError(f"repro: {self.repro!r} holds a control character")
+        object.__setattr__(self, "key", _key(self))
+
+
+COLUMNS = {item.name: item for item in fields(Row)}
+KINDS = {name: plain_type(item.type) for name, item in COLUMNS.items()}
+
+
+def _checked(item: Field, value: Any) -> Any:
+    """The value as a line holds it: floats rounded to their format, lists as tuples."""
+    if value is None:
+        return None
+    if isinstance(value, list | tuple):
+        return tuple(_checked(item, one) for one in value)
+    kind = KINDS[item.name]
+    if kind is float:
+        if not math.isfinite(value):
+            raise ValueError(f"{item.name}: {value} is not finite")
+        return float(format(value, item.metadata["column"].format)) + 0.0  # never -0.0
+    if kind is str:
+        return str(value).encode().decode()  # a plain string; a lone surrogate is a ValueError
+    return value
+
+
+def _present(row: Row) -> Iterator[tuple[Field, Any]]:
+    """Each column that applies, with its value."""
+    for name, item in COLUMNS.items():
+        value = getattr(row, name, None)  # the key is made from the others
+        if value is not None and value != ():
+            yield item, value
+
+
+def _cell(item: Field, value: Any) -> str:
+    """`name=value unit`."""
+    spec: Column = item.metadata["column"]
+    values = value if isinstance(value, tuple) else (value,)
+    texts = (ESCAPED.sub(_percent_encode, format(one, spec.format)) for one in values)
+    return f"{item.name}={';'.join(texts)}" + (f" {spec.unit}" if spec.unit else "")
+
+
+def _percent_encode(match: re.Match[str]) -> str:
+    return quote(match[0], safe="")
+
+
+def _key(row: Row) -> str:
+    settings = [pair for pair in _present(row) if pair[0].metadata["column"].key]
+    lines = "\n".join(_cell(item, value) for item, value in settings)
+    return hashlib.sha256(lines.encode()).hexdigest()[:12]
+
+
+def format_row(row: Row) -> str:
+    """The row as a line, without its newline."""
+    cells = [_cell(item, value) for item, value in _present(row) if item.name != "repro"]
+    return ", ".join([*cells, f"repro: {row.repro}"])
+
+
+def to_json(row: Row) -> dict[str, Any]:
+    """The columns that apply by name, for one JSON object."""
+    return {item.name: value for item, value in _present(row)}
+
+
+def append(path: Path, row: Row) -> None:
+    """Add a row to a file, as `durable.append_line` does."""
+    append_line(path, format_row(row))
+
+
+def parse_row(line: str, repro_config: type = GenerateConfig) -> Row:
+    """The row that `format_row` wrote.
+
+    Raises:
+        RowError: naming the column; also if the repro is no command for `repro_config`.
+    """
+    head, found, repro = line.partition(", repro: ")
+    if not found:
+        raise RowError("repro: missing")
+    texts = {"repro": repro.replace("%", "%25")}  # unlike the others it is not escaped
+    for cell in head.split(", "):
+        name, _, text = cell.partition("=")
+        if name not in COLUMNS or name in texts:
+            raise RowError(f"{printable(name)}: {'twice' if name in texts else 'unknown column'}")
+        texts[name] = text
+    key = texts.pop("key", "absent")
+    for name, item in COLUMNS.items():
+        if item.init and item.default is MISSING and name not in texts:
+            raise RowError(f"{name}: missing")
+    values = {name: _value(COLUMNS[name], text) for name, text in texts.items()}
+    try:
+        row = Row(**values)
+        parse(repro_config, shlex.split(repro)[2:])
+    except ValueError as error:
+        raise RowError(printable(str(error))) from None
+    except UserError as error:
+        raise RowError(f"repro: {error}") from None
+    if row.schema != SCHEMA:
+        raise RowError(f"schema={row.schema}: this program reads schema {SCHEMA}")
+    if key != row.key:
+        raise RowError(f"key={printable(key)}: the settings give {row.key}")
+    return row
+
+
+PARSERS: dict[type, Callable[[str], Any]] = {
+    str: lambda text: unquote(text, errors="strict"),
+    int: int,
+    float: float,
+    bool: lambda text: ("False", "True").index(text) == 1,
+}
+
+
+def _value(item: Field, text: str) -> Any:
+    unit, parser = item.metadata["column"].unit, PARSERS[KINDS[item.name]]
+    bare = text.removesuffix(f" {unit}") if unit else text
+    try:
+        return tuple(map(parser, bare.split(";"))) if item.default == () else parser(bare)
+    except ValueError:
+        kind = KINDS[item.name].__name__
+        raise RowError(f"{item.name}={printable(text)}: not {kind} {unit}".rstrip()) from None
+
+
+def scan(path: Path, repro_config: type = GenerateConfig) -> Iterator[Row | RowError]:
+    """Each row of a file, or the error of a line that should be one.
+
+    Passed over: headings, origin rows, and lines that `append` marked as torn.
+    """
+    name = printable(str(path))
+    try:
+        *lines, rest = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise UserError(f"{name}: {error.strerror}") from None
+    for number, line in enumerate(lines, start=1):
+        if line.startswith(b"schema=") and not line.endswith(TORN):
+            try:
+                yield parse_row(line.decode(), repro_config)
+            except (RowError, UnicodeDecodeError) as error:
+                yield RowError(f"{name}:{number}: {error}")
+    if rest and not ORIGIN.match(rest):
+        yield RowError(f"{name}:{len(lines) + 1}: torn, the newline is missing")
+
+
+def read_rows(path: Path, repro_config: type = GenerateConfig) -> list[Row]:
+    """The rows of a file; a bad one is left out with a warning."""
+    rows = []
+    for entry in scan(path, repro_config):
+        if isinstance(entry, Row):
+            rows.append(entry)
+        else:
+            log.warning("%s", entry)
+    return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultsConfig:
+    """Work on a file of result rows."""
+
+    command: str = flag(MISSING, choices=("validate",), help="validate: check every row")
+    file: Path = flag(MISSING, help="the results file")
+    debug: bool = flag(False, help="show the traceback of an error")
+
+
+def main(config: ResultsConfig) -> int:
+    """Print each bad line, or the number of rows."""
+    entries = list(scan(config.file))
+    errors = [entry for entry in entries if isinstance(entry, RowError)]
+    print("\n".join(map(str, errors)) or f"{len(entries)} rows")
+    return 2 if errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, ResultsConfig))

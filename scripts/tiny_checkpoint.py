@@ -1,0 +1,320 @@
+"""Write one model as Hugging Face folder, Meta folder and GGUF file, for tests and comparisons.
+
+    python scripts/tiny_checkpoint.py OUT_DIR                      a seeded 4-layer model
+    python scripts/tiny_checkpoint.py OUT_DIR --source CHECKPOINT  an existing one, rounded to bf16
+
+The weights are in memory once, under Hugging Face's names. Names and row orders of the formats are
+stated here a second time, apart from the readers, so that tests can hold one against the other.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gguf
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter
+from safetensors.torch import save_file
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from checkpoint import Checkpoint, open_checkpoint  # noqa: E402
+from config import MISSING, flag, run  # noqa: E402
+from fetch import resolve  # noqa: E402
+from model import ModelConfig, RopeScaling, rope_frequencies  # noqa: E402
+from scripts.tiny_tokenizer import tiny_tokenizer, tokenizer_of  # noqa: E402
+
+# Chosen to catch mistakes: head_dim is not hidden_size / num_heads, and 3 heads share a KV head.
+TINY = ModelConfig(
+    num_layers=4,
+    num_heads=6,
+    num_kv_heads=2,
+    head_dim=16,
+    hidden_size=80,
+    intermediate_size=112,
+    vocab_size=320,
+    max_seq_len=2048,
+)
+
+
+class Names(NamedTuple):
+    """One tensor in each format; those with the same name of ours are stacked in table order."""
+
+    hf: str
+    ours: str
+    meta: str
+    gguf: str
+
+
+OUTER_NAMES = (
+    Names("model.embed_tokens", "embed_tokens", "tok_embeddings", "token_embd"),
+    Names("model.norm", "norm", "norm", "output_norm"),
+    Names("lm_head", "lm_head", "output", "output"),
+)
+LAYER_PREFIX = Names("model.layers.{}.", "layers.{}.", "layers.{}.", "blk.{}.")
+LAYER_NAMES = (
+    Names("input_layernorm", "attention_norm", "attention_norm", "attn_norm"),
+    Names("self_attn.q_proj", "attention.qkv_proj", "attention.wq", "attn_q"),
+    Names("self_attn.k_proj", "attention.qkv_proj", "attention.wk", "attn_k"),
+    Names("self_attn.v_proj", "attention.qkv_proj", "attention.wv", "attn_v"),
+    Names("self_attn.o_proj", "attention.o_proj", "attention.wo", "attn_output"),
+    Names("post_attention_layernorm", "mlp_norm", "ffn_norm", "ffn_norm"),
+    Names("mlp.gate_proj", "mlp.gate_up_proj", "feed_forward.w1", "ffn_gate"),
+    Names("mlp.up_proj", "mlp.gate_up_proj", "feed_forward.w3", "ffn_up"),
+    Names("mlp.down_proj", "mlp.down_proj", "feed_forward.w2", "ffn_down"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyConfig:
+    """Write a small seeded Llama, or an existing one, in all checkpoint formats."""
+
+    out_dir: Path = flag(MISSING, help="folder for hf/, meta/ and model.gguf")
+    source: str | None = flag(None, help="convert this checkpoint instead of making one up")
+    tie_embeddings: bool = flag(False, help="no head of its own; a checkpoint decides for itself")
+    seed: int = flag(0, help="of the made-up weights")
+
+
+def tensor_names(config: ModelConfig) -> list[Names]:
+    """The names of all tensors of a model; without the head where it is tied."""
+    outer = OUTER_NAMES[:2] if config.tie_embeddings else OUTER_NAMES
+    names = list(outer)
+    for layer in range(config.num_layers):
+        prefixes = [prefix.format(layer) for prefix in LAYER_PREFIX]
+        for leaves in LAYER_NAMES:
+            names.append(Names(*map(str.__add__, prefixes, leaves)))
+    return [Names(*(f"{name}.weight" for name in row)) for row in names]
+
+
+def tensor_shape(config: ModelConfig, hf_name: str) -> tuple[int, ...]:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    shapes = {
+        "embed_tokens": (config.vocab_size, hidden),
+        "lm_head": (config.vocab_size, hidden),
+        "q_proj": (q_rows, hidden),
+        "k_proj": (kv_rows, hidden),
+        "v_proj": (kv_rows, hidden),
+        "o_proj": (hidden, q_rows),
+        "gate_proj": (inner, hidden),
+        "up_proj": (inner, hidden),
+        "down_proj": (hidden, inner),
+    }
+    return shapes.get(hf_name.split(".")[-2], (hidden,))
+
+
+def random_weights(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
+    """Weights in bf16 under Hugging Face's names, scaled so that logits have a deviation near 1."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for names in tensor_names(config):
+        shape = tensor_shape(config, names.hf)
+        weight = torch.randn(shape, generator=generator)
+        weight = weight * shape[1] ** -0.5 if len(shape) == 2 else 1 + weight / 10
+        weights[names.hf] = weight.bfloat16()
+    return weights
+
+
+def weights_of(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """The weights of an existing checkpoint in bf16 under Hugging Face's names."""
+    ours = {name: tensor.bfloat16() for name, tensor in checkpoint.tensors()}
+    weights = {}
+    start = dict.fromkeys(ours, 0)
+    for names in tensor_names(checkpoint.config):
+        end = start[names.ours] + tensor_shape(checkpoint.config, names.hf)[0]
+        weights[names.hf] = ours[names.ours][start[names.ours] : end].clone()
+        start[names.ours] = end
+    return weights
+
+
+def interleaved_rows(weight: Tensor, config: ModelConfig, hf_name: str) -> Tensor:
+    """Rows of q and k in Meta and GGUF: i and i + D / 2 of a head become 2i and 2i + 1."""
+    heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(hf_name.split(".")[-2])
+    if heads is None:
+        return weight
+    return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+
+
+def write_hf(
+    folder: Path,
+    config: ModelConfig,
+    weights: Mapping[str, Tensor],
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    num_shards: int = 1,
+    files: Mapping[str, bytes] | None = None,
+) -> Path:
+    """config.json, safetensors and the tokenizer's `files`; with more than one shard an index."""
+    write_files(folder, files or {})
+    write_json(folder / "config.json", hf_config(config))
+    names = list(weights)
+    shards = [f"model-{i + 1:05}-of-{num_shards:05}.safetensors" for i in range(num_shards)]
+    if num_shards == 1:
+        shards = ["model.safetensors"]
+    weight_map = {name: shards[i * num_shards // len(names)] for i, name in enumerate(names)}
+    for shard in shards:
+        tensors = {name: weights[name].to(dtype) for name in names if weight_map[name] == shard}
+        save_file(tensors, folder / shard, metadata={"format": "pt"})
+    if num_shards > 1:
+        write_json(folder / "model.safetensors.index.json", {"weight_map": weight_map})
+    return folder
+
+
+def hf_config(config: ModelConfig) -> dict[str, Any]:
+    settings = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_seq_len,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
+        "tie_word_embeddings": config.tie_embeddings,
+        "hidden_act": "silu",
+    }
+    if config.rope_scaling:
+        settings["rope_scaling"] = hf_rope_scaling(config.rope_scaling)
+    return settings
+
+
+def hf_rope_scaling(scaling: RopeScaling) -> dict[str, Any]:
+    if scaling.kind == "linear":
+        return {"type": "linear", "factor": scaling.factor}
+    if scaling.kind != "llama3":
+        raise ValueError(f"config.json cannot hold rope scaling {scaling.kind!r}")
+    return {
+        "rope_type": "llama3",
+        "factor": scaling.factor,
+        "low_freq_factor": scaling.low_freq_factor,
+        "high_freq_factor": scaling.high_freq_factor,
+        "original_max_position_embeddings": scaling.original_max_seq_len,
+    }
+
+
+def write_meta(
+    folder: Path,
+    config: ModelConfig,
+    weights: Mapping[str, Tensor],
+    *,
+    files: Mapping[str, bytes] | None = None,
+) -> Path:
+    """params.json, consolidated.00.pth and the tokenizer's `files`; a tied head becomes a copy."""
+    if config.rope_scaling and config.rope_scaling.kind != "llama3":
+        raise ValueError(f"params.json cannot hold rope scaling {config.rope_scaling.kind!r}")
+    write_files(folder, files or {})
+    params: dict[str, Any] = {
+        "dim": config.hidden_size,
+        "n_layers": config.num_layers,
+        "n_heads": config.num_heads,
+        "n_kv_heads": config.num_kv_heads,
+        "vocab_size": config.vocab_size,
+        "norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
+        "max_seq_len": config.max_seq_len,
+    }
+    if config.rope_scaling:
+        params |= {"use_scaled_rope": True, "rope_scaling_factor": config.rope_scaling.factor}
+    write_json(folder / "params.json", params)
+    tensors = {
+        row.meta: interleaved_rows(weights[row.hf], config, row.hf) for row in tensor_names(config)
+    }
+    if config.tie_embeddings:
+        tensors["output.weight"] = tensors["tok_embeddings.weight"].clone()
+    torch.save(tensors, folder / "consolidated.00.pth")
+    return folder
+
+
+def write_gguf(
+    file: Path,
+    config: ModelConfig,
+    weights: Mapping[str, Tensor],
+    *,
+    tensor_type: GGMLQuantizationType = GGMLQuantizationType.BF16,
+    fields: Mapping[str, Any] | None = None,
+) -> Path:
+    """A .gguf file; norms are F32 whatever the type of the matrices.
+
+    Args:
+        fields: Metadata besides what the config gives, or instead of it; None leaves a key out.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    writer = GGUFWriter(file, "llama")
+    adders: dict[type, Callable[[str, Any], None]] = {
+        str: writer.add_string,
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        list: writer.add_array,
+    }
+    for key, value in {**gguf_settings(config), **(fields or {})}.items():
+        if value is not None:
+            adders[type(value)](key, value)
+    if config.rope_scaling and config.rope_scaling.kind != "linear":
+        plain = rope_frequencies(replace(config, rope_scaling=None))
+        writer.add_tensor("rope_freqs.weight", (plain / rope_frequencies(config)).numpy())
+    for names in tensor_names(config):
+        weight = interleaved_rows(weights[names.hf], config, names.hf).float().numpy()
+        kind = tensor_type if weight.ndim == 2 else GGMLQuantizationType.F32
+        writer.add_tensor(names.gguf, gguf.quantize(weight, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def gguf_settings(config: ModelConfig) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "llama.block_count": config.num_layers,
+        "llama.attention.head_count": config.num_heads,
+        "llama.attention.head_count_kv": config.num_kv_heads,
+        "llama.attention.key_length": config.head_dim,
+        "llama.attention.value_length": config.head_dim,
+        "llama.rope.dimension_count": config.head_dim,
+        "llama.embedding_length": config.hidden_size,
+        "llama.feed_forward_length": config.intermediate_size,
+        "llama.context_length": config.max_seq_len,
+        "llama.attention.layer_norm_rms_epsilon": config.norm_eps,
+        "llama.rope.freq_base": config.rope_theta,
+    }
+    scaling = config.rope_scaling
+    if scaling and scaling.kind == "linear":
+        linear = {"type": "linear", "factor": scaling.factor}
+        settings |= {f"llama.rope.scaling.{key}": value for key, value in linear.items()}
+    return settings
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+
+
+def write_json(file: Path, values: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(values, indent=2), encoding="utf-8")
+
+
+def main(options: TinyConfig) -> None:
+    if options.source is None:
+        config = replace(TINY, tie_embeddings=options.tie_embeddings)
+        weights, tokenizer = random_weights(config, options.seed), tiny_tokenizer(config.vocab_size)
+    else:
+        source = open_checkpoint(resolve(options.source))
+        config, weights, tokenizer = source.config, weights_of(source), tokenizer_of(source)
+    write_hf(options.out_dir / "hf", config, weights, files=tokenizer.hf_files)
+    write_meta(options.out_dir / "meta", config, weights, files=tokenizer.meta_files)
+    write_gguf(options.out_dir / "model.gguf", config, weights, fields=tokenizer.gguf_fields)
+    print(options.out_dir)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, TinyConfig))

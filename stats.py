@@ -1,0 +1,60 @@
+"""Statistics of a few samples: median, and the Student interval of their mean. Imports no torch."""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, median, stdev
+
+__all__ = ["confidence_pct", "median", "t_quantile"]
+
+
+def confidence_pct(samples: Sequence[float]) -> float | None:
+    """Half width of the 95 % interval of the mean, in percent of it; None for fewer than 2."""
+    n = len(samples)
+    if n < 2:
+        return None
+    half_width = t_quantile(0.975, n - 1) * stdev(samples) / math.sqrt(n)
+    return 100 * half_width / fmean(samples)
+
+
+def t_quantile(p: float, dof: float) -> float:
+    """The t below which a Student variable of `dof` degrees of freedom falls with probability p.
+
+    Bisection on the upper tail, P(T > t) = I_x(dof / 2, 1 / 2) / 2 with x = dof / (dof + t^2):
+    Abramowitz and Stegun, Handbook of Mathematical Functions, 26.5.27.
+    """
+    if not (0 < p < 1 and dof > 0):
+        raise ValueError(f"no quantile for p={p}, dof={dof}")
+    if p < 0.5:
+        return -t_quantile(1 - p, dof)
+    low, high = 0.0, 1.0
+    while _upper_tail(high, dof) > 1 - p:
+        low, high = high, 2 * high
+    while low < (middle := (low + high) / 2) < high:
+        if _upper_tail(middle, dof) > 1 - p:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _upper_tail(t: float, dof: float) -> float:
+    return _incomplete_beta(dof / (dof + t * t), dof / 2, 0.5) / 2
+
+
+def _incomplete_beta(x: float, a: float, b: float) -> float:
+    """The regularised I_x(a, b) by its continued fraction, https://dlmf.nist.gov/8.17.E22."""
+    if x in (0, 1):
+        return x
+    if x > (a + 1) / (a + b + 2):  # the fraction converges quickly on the other side only
+        return 1 - _incomplete_beta(1 - x, b, a)
+    log_beta = math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+    front = math.exp(a * math.log(x) + b * math.log1p(-x) - log_beta) / a
+    fraction = 1.0
+    for k in range(50 + int(5 * math.sqrt(a + b)), 0, -1):
+        m = k // 2
+        if k % 2:
+            numerator = -(a + m) * (a + b + m) / ((a + 2 * m) * (a + 2 * m + 1))
+        else:
+            numerator = m * (b - m) / ((a + 2 * m - 1) * (a + 2 * m))
+        fraction = 1 + numerator * x / fraction
+    return front / fraction

@@ -1,0 +1,73 @@
+"""A result row for people: a line per subject, then its flags in words. Imports no torch."""
+
+import operator
+import string
+from contextlib import suppress
+from typing import Any
+
+from config import printable
+from results import Row, to_json
+from stats import median
+
+FLAG_WORDS = {
+    "noisy": "decode times vary a lot",
+    "first_slow": "the first sample was slower than the others",
+    "busy": "something else was running",
+    "short": "decode took less than 0.5 s",
+    "in_cache": "much of what a step reads fits the CPU's cache, so its bandwidth says little",
+    "ragged": "samples stopped at different lengths",
+    "streamed": "text was shown while timing",
+    "rss_sampled": "peak memory was sampled and may be too low",
+    "mem_unexplained": "peak memory is far from the expected",
+    "dirty": "the code has uncommitted changes",
+}
+SUMMARY = (
+    "prefill    {prompt_len} tokens in {ttft_s:time} (TTFT), {prefill_tok_s:.1f} tok/s",
+    "decode     {new_tokens} tokens, {decode_tok_s:.2f} tok/s{interval} at depth {filled},"
+    " {tpot_s:time} per token",
+    "bandwidth  {bandwidth_gb_s:.1f} GB/s of weights and KV read, {mbu_pct:.1f} % of the"
+    " measured peak",
+    "memory     peak {peak_mem_gb:size}; weights {model_size_gb:size}, KV cache {kv_cache_gb:size}"
+    " ({kv_format}), unexplained {unexplained_gb:size}",
+    "compile    {compile_s:.1f} s (before the clock)",
+    "total      {total_s:time} from prompt to last token",
+)
+
+
+class _SummaryFormatter(string.Formatter):
+    """Adds `:time`, in s or ms, and `:size`, in GB or MB."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec == "time":
+            return f"{value:.2f} s" if value >= 1 else f"{1000 * value:.2f} ms"
+        if format_spec == "size":
+            return f"{value:.2f} GB" if abs(value) >= 0.1 else f"{1000 * value:.1f} MB"
+        return super().format_field(value, format_spec)
+
+
+def summary(row: Row) -> str:
+    """The row for people: a line per subject whose figures all apply, then the flags in words."""
+    lines = [] if row.status == "ok" else [f"status     {row.status}: {printable(row.error or '')}"]
+    figures = to_json(row) | _derived(row)
+    for line in SUMMARY:
+        with suppress(KeyError):  # a figure that does not apply
+            lines.append(_SummaryFormatter().format(line, **figures))
+    if row.flags:
+        lines.append("flags      " + "; ".join(FLAG_WORDS.get(name, name) for name in row.flags))
+    return "\n".join(lines)
+
+
+def _derived(row: Row) -> dict[str, Any]:
+    """What a summary says beside the columns, as far as they give it."""
+    interval = "" if row.decode_ci_pct is None else f" ± {row.decode_ci_pct:.2f} %"
+    figures: dict[str, Any] = {"interval": interval}
+    if row.depth is not None and row.prompt_len is not None:
+        figures["filled"] = row.depth + row.prompt_len
+    if row.k_format and row.v_format:
+        figures["kv_format"] = ",".join(dict.fromkeys([row.k_format, row.v_format]))
+    if row.decode_tok_s and row.batch_size:
+        figures["tpot_s"] = row.batch_size / row.decode_tok_s
+    decode_samples_s = row.decode_samples_s or (0.0,) * len(row.ttft_samples_s)
+    if row.ttft_samples_s and len(decode_samples_s) == len(row.ttft_samples_s):
+        figures["total_s"] = median(map(operator.add, row.ttft_samples_s, decode_samples_s))
+    return figures

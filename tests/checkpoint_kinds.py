@@ -1,0 +1,43 @@
+"""A tiny seeded model in every checkpoint format, and how it is refused, for tests."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from checkpoint import open_checkpoint
+from config import UserError
+from model import ModelConfig
+from scripts.tiny_checkpoint import TINY, random_weights, write_gguf, write_hf, write_meta
+from scripts.tiny_tokenizer import tiny_tokenizer
+
+TOKENIZER = tiny_tokenizer(TINY.vocab_size)
+
+# name -> (folder, config, weights under Hugging Face's names) -> what to open
+WRITERS: dict[str, Callable[[Path, ModelConfig, dict[str, Tensor]], Path]] = {
+    "hf": lambda folder, *model: write_hf(folder, *model, files=TOKENIZER.hf_files),
+    "hf-shards": lambda folder, *model: write_hf(folder, *model, num_shards=3),
+    "meta": lambda folder, *model: write_meta(folder, *model, files=TOKENIZER.meta_files),
+    "gguf": lambda folder, *model: write_gguf(
+        folder / "tiny.gguf", *model, fields=TOKENIZER.gguf_fields
+    ),
+}
+every_format = pytest.mark.parametrize("kind", WRITERS)
+
+
+def tiny(kind: str, folder: Path, config: ModelConfig = TINY) -> Path:
+    """Write the seeded model below `folder`; gives the path to open, whose base name is tiny."""
+    return WRITERS[kind](folder / "tiny", config, random_weights(config))
+
+
+def refusal(path: Path, *causes: str) -> str:
+    """The line that opening `path` ends in; it must begin with that path and contain all causes."""
+    with pytest.raises(UserError) as caught:
+        open_checkpoint(path)
+    message = str(caught.value)
+    assert message.startswith(str(path))
+    assert "\n" not in message
+    for cause in causes:
+        assert cause in message
+    return message

@@ -1,0 +1,52 @@
+"""Shared by all tests: a tiny seeded model, and memory that is never silently zero."""
+
+import pytest
+import torch
+
+from model import ModelConfig, Transformer
+
+TINY = ModelConfig(
+    num_layers=3,
+    num_heads=6,
+    num_kv_heads=2,
+    head_dim=16,
+    hidden_size=80,
+    intermediate_size=112,
+    vocab_size=320,
+    max_seq_len=512,
+)
+
+
+def seeded_model(config: ModelConfig = TINY, dtype: torch.dtype = torch.float32) -> Transformer:
+    """A random model whose logits have a spread of about one."""
+    generator = torch.Generator().manual_seed(7)
+    model = Transformer(config)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.data.uniform_(0.5, 1.5, generator=generator)
+        else:
+            fan_in = 1 if "embed" in name else parameter.shape[1]
+            parameter.data.normal_(0, fan_in**-0.5, generator=generator)
+    return model.to(dtype).requires_grad_(False)
+
+
+@pytest.fixture
+def tiny_model() -> Transformer:
+    return seeded_model()
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory():
+    """torch.empty gives NaN, so that reading what was never written shows."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(deterministic)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if "cuda" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))

@@ -1,0 +1,118 @@
+"""The structure that CONTRIBUTING.md describes, held by the syntax tree of every source file."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCES = sorted([*ROOT.glob("*.py"), *ROOT.glob("kernels/*.py"), *ROOT.glob("scripts/*.py")])
+OURS = {path.stem for path in ROOT.glob("*.py")} | {"kernels", "scripts"}
+
+# From bottom to top: a module imports only from the lines below it, or from its own line.
+LAYERS = [
+    {"config", "stats"},
+    {"durable", "kv_formats", "model", "tokenizer_base"},
+    {"kernels", "tokenizer_gguf", "tokenizer", "results"},
+    {"kv_cache", "machine", "summary", "checkpoint_base", "checkpoint_gguf_header"},
+    {"checkpoint_hf", "checkpoint_meta", "checkpoint_gguf"},
+    {"checkpoint", "fetch"},
+    {"quantize", "engine", "request"},
+    {"accounting", "measure"},
+    {"report"},
+    {"generate"},
+    {"scripts"},
+]
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+
+def name_of(path: Path) -> str:
+    return path.stem if path.parent == ROOT else path.parent.name
+
+
+def imported(path: Path) -> set[str]:
+    """Our own modules that a file imports, anywhere in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").partition(".")[0])
+    return names & OURS
+
+
+def test_every_module_has_its_level():
+    assert {name_of(path) for path in SOURCES} == set(LEVEL)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_downwards(path):
+    above = {name for name in imported(path) if LEVEL[name] > LEVEL[name_of(path)]}
+    assert not above
+
+
+@pytest.mark.parametrize(
+    ("module", "forbidden"),
+    [("model", {"kv_cache", "kernels", "checkpoint"}), ("kernels", {"kv_cache", "model"})],
+)
+def test_the_model_does_not_know_the_cache_nor_the_kernels_the_model(module, forbidden):
+    files = [path for path in SOURCES if name_of(path) == module]
+    assert files
+    for path in files:
+        assert not imported(path) & forbidden
+
+
+@pytest.mark.parametrize("module", ["config", "results", "stats", "durable"])
+def test_light_modules_do_not_import_torch(module):
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def faults(tree: ast.AST):
+    """Line and name of everything that this project does without."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global | ast.Nonlocal):
+            yield node.lineno, "global or nonlocal"
+        if isinstance(node, ast.ExceptHandler) and node.type is None:
+            yield node.lineno, "bare except"
+        if isinstance(node, ast.Assign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                text = ast.unparse(target)
+                if text == "print" or text.startswith(("torch._inductor.config", "torch._dynamo")):
+                    yield node.lineno, f"assignment to {text}"
+        if isinstance(node, ast.Call):
+            text = ast.unparse(node)
+            if text.startswith("hasattr(") and "cache" in text:
+                yield node.lineno, "asks a cache what it is"
+            if text.startswith("isinstance(") and "Format" in text:
+                yield node.lineno, "asks a format what it is"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_hidden_is_changed_and_nobody_is_asked_for_their_type(path):
+    assert not list(faults(ast.parse(path.read_text())))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def f():\n    global x",
+        "try:\n    pass\nexcept:\n    pass",
+        "print = None",
+        "torch._inductor.config.fx_graph_cache = True",
+        "hasattr(cache, 'bits')",
+        "isinstance(kv, KVFormat)",
+    ],
+)
+def test_the_fault_finder_finds_each_fault(code):
+    assert list(faults(ast.parse(code)))
+
+
+def test_every_test_file_belongs_to_a_module():
+    for path in (ROOT / "tests").glob("test_*.py"):
+        module = path.stem.removeprefix("test_")
+        names = {p.stem for p in SOURCES} | {"architecture", "benchmarks", "records"}
+        assert any(module == name or module.startswith(f"{name}_") for name in names), path

@@ -1,0 +1,243 @@
+"""Checkpoints that are refused: one line that names the file, before any tensor is read."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_kinds import refusal, tiny
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from checkpoint import open_checkpoint
+from scripts.tiny_checkpoint import TINY, random_weights, write_gguf
+
+TIED = dataclasses.replace(TINY, tie_embeddings=True)
+Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
+
+
+def edit_json(file: Path, **changes: object) -> None:
+    values = json.loads(file.read_text())
+    file.write_text(json.dumps({**values, **changes}))
+
+
+def add_tensor(file: Path, name: str, tensor: Tensor) -> None:
+    save_file({**load_file(file), name: tensor}, file)
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("architectures", ["PhiForCausalLM"]),
+        ("architectures", []),
+        ("architectures", None),
+        ("attention_bias", True),
+        ("mlp_bias", True),
+        ("hidden_act", "gelu"),
+        ("sliding_window", 4096),
+        ("partial_rotary_factor", 0.5),
+        ("quantization_config", {"quant_method": "gptq"}),
+        ("hidden_size", None),
+        ("hidden_size", "80"),
+        ("hidden_size", 80.5),
+        ("vocab_size", -1),
+        ("num_hidden_layers", True),
+        ("rms_norm_eps", 0),
+        ("rope_theta", float("inf")),
+        ("rope_scaling", [1]),
+        ("tie_word_embeddings", "yes"),
+    ],
+)
+def test_a_setting_of_config_json_that_is_not_supported_is_named(
+    key: str, value: object, tmp_path: Path
+) -> None:
+    folder = tiny("hf", tmp_path)
+    edit_json(folder / "config.json", **{key: value})
+    refusal(folder, f"config.json: {key} is {value!r};")
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "architectures"])
+def test_a_missing_setting_is_named(key: str, tmp_path: Path) -> None:
+    file = tiny("hf", tmp_path) / "config.json"
+    settings = json.loads(file.read_text())
+    del settings[key]
+    file.write_text(json.dumps(settings))
+    refusal(file.parent, f"config.json: {key} is missing;")
+
+
+@pytest.mark.parametrize("spelling", ["type", "rope_type"])
+@pytest.mark.parametrize("section", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("kind", ["yarn", 4])
+def test_an_unknown_rope_type_is_named(
+    section: str, spelling: str, kind: object, tmp_path: Path
+) -> None:
+    folder = tiny("hf", tmp_path)
+    edit_json(folder / "config.json", **{section: {spelling: kind, "factor": 4.0}})
+    refusal(folder, f"config.json: {spelling} is {kind!r};", "default, linear and llama3")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_attention_heads": 5},
+        {"head_dim": 15},
+        {"num_hidden_layers": 10**9},
+        {"hidden_size": 10**30},
+        {"hidden_size": 2**40, "intermediate_size": 2**40},
+    ],
+    ids=str,
+)
+def test_impossible_sizes_are_refused(changes: dict[str, int], tmp_path: Path) -> None:
+    folder = tiny("hf", tmp_path)
+    edit_json(folder / "config.json", **changes)
+    refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("llama.rope.scaling.type", "yarn"),
+        ("llama.attention.value_length", 8),
+        ("llama.rope.dimension_count", 8),
+        ("llama.context_length", 0),
+        ("split.count", 2),
+    ],
+)
+def test_gguf_metadata_that_is_not_supported_is_named(
+    key: str, value: object, tmp_path: Path
+) -> None:
+    path = write_gguf(tmp_path / "a.gguf", TINY, random_weights(TINY), fields={key: value})
+    refusal(path, f"{key} is {value!r};")
+
+
+def test_missing_gguf_metadata_is_named(tmp_path: Path) -> None:
+    fields = {"llama.block_count": None}
+    path = write_gguf(tmp_path / "a.gguf", TINY, random_weights(TINY), fields=fields)
+    refusal(path, "llama.block_count is missing;")
+
+
+def test_another_architecture_of_a_gguf_file_is_named(tmp_path: Path) -> None:
+    path = tiny("gguf", tmp_path)
+    path.write_bytes(path.read_bytes().replace(b"llama", b"qwen2"))
+    refusal(path, "general.architecture is 'qwen2';")
+
+
+def test_text_from_a_file_cannot_break_the_line(tmp_path: Path) -> None:
+    folder = tiny("hf", tmp_path)
+    edit_json(folder / "config.json", hidden_act="\n\x1b[31m" + "x" * 1000)
+    message = refusal(folder, "hidden_act")
+    assert "\x1b" not in message
+    assert len(message) < len(str(folder)) + 400
+
+
+# Sets of tensors
+
+
+def test_missing_unknown_and_misshapen_tensors_are_listed_together(tmp_path: Path) -> None:
+    folder = tiny("hf", tmp_path)
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    for layer in range(4):
+        del weights[f"model.layers.{layer}.self_attn.v_proj.weight"]
+    weights["model.layers.0.self_attn.W_pack.weight"] = torch.zeros(2)
+    weights[Q_PROJ] = torch.zeros(80, 96)
+    save_file(weights, file)
+    listed = ", ".join(f"model.layers.{layer}.self_attn.v_proj.weight" for layer in range(3))
+    refusal(
+        folder,
+        f"tensors missing (4): {listed};",
+        "tensors unknown (1): model.layers.0.self_attn.W_pack.weight;",
+        f"tensors of the wrong shape (1): {Q_PROJ} (80, 96), not (96, 80);",
+    )
+
+
+def test_a_missing_head_of_an_untied_model_is_refused(tmp_path: Path) -> None:
+    folder = tiny("hf", tmp_path, TIED)
+    edit_json(folder / "config.json", tie_word_embeddings=False)
+    refusal(folder, "tensors missing (1): lm_head.weight;")
+
+
+def test_a_copy_of_the_head_is_left_out_only_when_it_is_tied(tmp_path: Path) -> None:
+    folder = tiny("hf", tmp_path, TIED)
+    add_tensor(folder / "model.safetensors", "lm_head.weight", torch.zeros(320, 80))
+    assert "lm_head.weight" not in dict(open_checkpoint(folder).tensors())
+    edit_json(folder / "config.json", tie_word_embeddings=False)
+    assert "lm_head.weight" in dict(open_checkpoint(folder).tensors())
+
+
+def test_rope_buffers_of_old_exports_are_left_out(tmp_path: Path) -> None:
+    folder = tiny("hf", tmp_path)
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    add_tensor(folder / "model.safetensors", name, torch.zeros(8))
+    assert len(dict(open_checkpoint(folder).tensors())) == 27
+    file = tiny("meta", tmp_path / "meta") / "consolidated.00.pth"
+    torch.save({**torch.load(file), "rope.freqs": torch.zeros(8)}, file)
+    assert len(dict(open_checkpoint(file.parent).tensors())) == 27
+
+
+def test_integers_are_no_weights(tmp_path: Path) -> None:
+    folder = tiny("hf", tmp_path)
+    add_tensor(folder / "model.safetensors", "model.norm.weight", torch.ones(80).int())
+    refusal(folder, "model.safetensors", "model.norm.weight is I32")
+
+
+# Sets of files
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    folder = tiny("hf-shards", tmp_path)
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    refusal(folder, "model.safetensors.index.json", "model-00002-of-00003.safetensors")
+
+
+@pytest.mark.parametrize("name", ["../a.safetensors", "/a.safetensors", "", 3, [], None])
+def test_an_index_names_plain_files_only(name: object, tmp_path: Path) -> None:
+    folder = tiny("hf-shards", tmp_path)
+    edit_json(folder / "model.safetensors.index.json", weight_map={"lm_head.weight": name})
+    refusal(folder, "index.json", repr(name))
+
+
+def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
+    folder = tiny("hf-shards", tmp_path)
+    add_tensor(folder / "model-00002-of-00003.safetensors", "lm_head.weight", torch.zeros(320, 80))
+    refusal(folder, "lm_head.weight", "model-00001-of-00003.safetensors")
+
+
+def test_several_safetensors_files_need_an_index(tmp_path: Path) -> None:
+    folder = tiny("hf-shards", tmp_path)
+    (folder / "model.safetensors.index.json").unlink()
+    refusal(folder, "3 safetensors files", "model.safetensors.index.json")
+
+
+@pytest.mark.parametrize(
+    ("kind", "left_out", "cause"),
+    [
+        ("hf", "config.json", "holds no config.json, params.json or .gguf file"),
+        ("hf", "model.safetensors", "holds no safetensors file"),
+        ("meta", "params.json", "holds no config.json, params.json or .gguf file"),
+        ("meta", "consolidated.00.pth", "no consolidated.00.pth"),
+    ],
+)
+def test_a_missing_file_is_named(kind: str, left_out: str, cause: str, tmp_path: Path) -> None:
+    folder = tiny(kind, tmp_path)
+    (folder / left_out).unlink()
+    refusal(folder, cause)
+
+
+def test_several_meta_shards_are_not_supported(tmp_path: Path) -> None:
+    folder = tiny("meta", tmp_path)
+    (folder / "consolidated.01.pth").write_bytes(b"")
+    refusal(folder, "2 consolidated.*.pth shards are not supported")
+
+
+def test_a_path_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    refusal(tmp_path / "nowhere", "no such file or folder")
+    refusal(tmp_path, "holds no config.json")
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).write_bytes(b"")
+    refusal(tmp_path / "a.gguf", "is not a GGUF file")
+    refusal(tmp_path, "holds 2 .gguf files")

@@ -1,0 +1,154 @@
+"""How a run of generate.py ends that is refused, interrupted, unheard or broken."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_kinds import TOKENIZER
+
+import generate
+from config import GenerateConfig
+from engine import Engine
+from results import read_rows
+from scripts.tiny_checkpoint import TINY, random_weights, write_hf
+
+pytest_plugins = ["generate_process"]
+
+STOP_SIGNALS = {"SIGINT": (signal.SIGINT, 130), "SIGTERM": (signal.SIGTERM, 143)}
+
+
+def weights_are_not_read() -> None:
+    generate.load_model = None
+
+
+# The flags, and what the line says. {} stands for a folder that exists and is empty.
+BAD_REQUESTS = [
+    ("--max_new_tokens 0", "--max_new_tokens 0: must be at least 1"),
+    ("--max_new_tokens -3", "--max_new_tokens -3: must be at least 1"),
+    ("--temperature nan", "--temperature nan: must be a finite number"),
+    ("--cache_size 64 --max_new_tokens 60", "--cache_size 64: the run needs 78 slots"),
+    ("--prompt_tokens 2048", "2048 tokens (with --depth) leave no room in the model's context of"),
+    ("--kv_cache_quantization int3", "--kv_cache_quantization int3: "),
+    ("--kv_cache_quantization ''", "--kv_cache_quantization : "),
+    ("--checkpoint_path {}/none", "{}/none: no such file or folder"),
+    ("--checkpoint_path {}", "{}: holds no config.json"),
+    ("--prompt_file {}/none", "--prompt_file {}/none: No such file"),
+    ("--write_result {}/none/rows.txt", "{}/none/rows.txt: cannot be written"),
+    ("--write_result {}", "{}: cannot be written"),
+    ("--prompt a --prompt_tokens 5", "--prompt and --prompt_tokens: exclude each other"),
+    ("--device mps", "--device mps: there is none here"),
+    ("--cache_size 100000000000", "needs 51200.0"),
+]
+
+
+@pytest.mark.parametrize(("flags", "cause"), BAD_REQUESTS)
+def test_a_bad_request_is_one_line_and_exit_code_2_before_weights_are_read(
+    flags, cause, run_generate, tmp_path
+):
+    if flags == "--device mps" and torch.backends.mps.is_available():
+        pytest.skip("there is an mps device here")
+    words = shlex.split(flags.replace("{}", str(tmp_path)))
+    run = run_generate(*words, prepare=weights_are_not_read)
+    assert (run.code, run.stdout) == (2, "")
+    assert run.stderr == run.error + "\n"
+    assert cause.replace("{}", str(tmp_path)) in run.error
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_missing_cuda_device_is_refused_in_the_document_too(run_generate):
+    run = run_generate("--device", "cuda", "--json", prepare=weights_are_not_read)
+    assert run.code == 2
+    assert run.document["status"] == "error"
+    assert run.document["error"].startswith("--device cuda: there is none here")
+
+
+def interrupt_decode(number: signal.Signals, step: int) -> None:
+    """Send the signal at one decode step of the process; the warm-ups have 19 of them each."""
+    decode, steps = Engine.decode, iter(range(1, step + 1))
+
+    def interrupted(self, *args):
+        if next(steps, None) == step:
+            os.kill(os.getpid(), number)
+        return decode(self, *args)
+
+    Engine.decode = interrupted
+
+
+@pytest.mark.parametrize(("number", "code"), STOP_SIGNALS.values(), ids=STOP_SIGNALS)
+@pytest.mark.parametrize("output", ["text", "json", "row"])
+def test_a_signal_while_decoding_ends_with_statistics_and_no_row(
+    number, code, output, run_generate, tmp_path
+):
+    file = tmp_path / "results.txt"
+    file.write_text("A heading\n")
+    flags = {"text": [], "json": ["--json"], "row": ["--write_result", file]}[output]
+    common = ["--max_new_tokens", 20, "--ignore_eos"]
+    run = run_generate(*common, *flags, prepare=partial(interrupt_decode, number, 2 * 19 + 7))
+    assert run.code == code
+    assert "sample 1: 7 tokens, TTFT 0." in run.stderr
+    assert run.stderr.endswith(f"interrupted: {number.name}\n")
+    assert "Traceback" not in run.stderr
+    assert file.read_text() == "A heading\n"
+    if output == "json":
+        assert run.document == {"status": "interrupted", "error": number.name}
+    else:
+        assert run.stdout.startswith(GenerateConfig.prompt) == (output == "text")
+
+
+@pytest.mark.parametrize("step", [1, 2 * 19])
+def test_a_signal_while_warming_up_ends_too(step, run_generate):
+    prepare = partial(interrupt_decode, signal.SIGINT, step)
+    run = run_generate("--max_new_tokens", 20, prepare=prepare)
+    assert (run.code, run.stdout) == (130, "")
+    assert run.stderr.endswith("interrupted: SIGINT\n")
+
+
+def close_stdout() -> None:
+    """Let stdout be a pipe that nobody reads, as in `python generate.py | true`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.dup2(writer, 1)
+    sys.stdout.reconfigure(line_buffering=True)
+
+
+def test_a_closed_stdout_costs_no_row_and_gives_no_traceback(run_generate, tmp_path):
+    file = tmp_path / "results.txt"
+    run = run_generate("--max_new_tokens", 5, "--write_result", file, prepare=close_stdout)
+    assert len(read_rows(file)) == 1
+    assert "Traceback" not in run.stderr
+    assert "BrokenPipe" not in run.stderr
+
+
+def test_a_stdout_closed_while_text_is_streamed_ends_the_run(run_generate):
+    run = run_generate("--max_new_tokens", 5, prepare=close_stdout)
+    assert run.code == 1
+    assert "Traceback" not in run.stderr
+    assert "schema=" not in run.stderr
+
+
+@pytest.mark.parametrize("flags", [[], ["--ignore_eos", "--prompt_tokens", 5], ["--json"]])
+def test_non_finite_logits_are_an_error_with_the_token_named(flags, run_generate, tmp_path):
+    weights = random_weights(TINY)
+    weights["model.norm.weight"][3] = float("nan")
+    path = write_hf(tmp_path / "broken", TINY, weights, files=TOKENIZER.hf_files)
+    run = run_generate("--max_new_tokens", 5, *flags, path=path)
+    assert run.code == 1
+    assert run.error == "error: FloatingPointError: non-finite logits at new token 1"
+    if "--json" in flags:
+        assert run.document["status"] == "error"
+    else:
+        assert run.stdout == ""
+
+
+@pytest.mark.parametrize(("flags", "code"), [(["--help"], 0), (["--top_k", "-1"], 2)])
+def test_the_script_is_a_command_from_any_folder(flags, code, tmp_path):
+    command = [sys.executable, Path(generate.__file__), *flags]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == code

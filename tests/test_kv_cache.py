@@ -1,0 +1,257 @@
+import dataclasses
+import math
+
+import pytest
+import torch
+from conftest import TINY
+
+from config import UserError
+from kernels import ops
+from kernels.flash import flash_attention
+from kv_cache import KVCache, bytes_per_token, describe_caches, make_caches, parse_formats
+from kv_formats import FORMATS
+from model import ModelConfig
+
+SHAPES = [  # G, D
+    (1, 64),
+    (2, 80),
+    (3, 64),
+    (4, 128),
+    (7, 96),
+    (8, 256),
+]
+
+
+def oracle(q, k, v, lengths):
+    """fp64 attention of q [B, Hq, T, D] over k, v [B, Hkv, S, D], row b's query t over lengths."""
+    group = q.shape[1] // k.shape[1]
+    out, lse = [], []
+    for b in range(q.shape[0]):
+        k_row, v_row = (x[b].double().repeat_interleave(group, 0) for x in (k, v))
+        scores = q[b].double() @ k_row.mT / math.sqrt(q.shape[-1])  # [Hq, T, S]
+        slots = torch.arange(k.shape[2])
+        scores = scores.masked_fill(slots >= lengths[b][:, None], -torch.inf)
+        weights = torch.softmax(scores, -1)
+        weights = weights.nan_to_num(0)  # a query without any slot
+        out.append(weights @ v_row)
+        lse.append(torch.logsumexp(scores, -1))
+    return torch.stack(out), torch.stack(lse)
+
+
+def filled_cache(k_format, v_format, shape, seed=0):
+    """A cache of random vectors in all slots, and what they decode to in fp32."""
+    generator = torch.Generator().manual_seed(seed)
+    cache = KVCache(k_format, v_format, shape)
+    decoded = []
+    for parts, name in ((cache.k_parts, k_format), (cache.v_parts, v_format)):
+        encoded = FORMATS[name].encode(torch.randn(shape, generator=generator))
+        for part, new in zip(parts, encoded, strict=True):
+            part.copy_(new)
+        decoded.append(FORMATS[name].decode(tuple(parts), torch.float32))
+    return cache, *decoded
+
+
+def stored_attention(cache, q, start_pos):
+    sm_scale = 1 / math.sqrt(q.shape[-1])
+    return ops.stored_attention(
+        q, cache.k_parts, cache.v_parts, start_pos, cache.k_format, cache.v_format, sm_scale
+    )
+
+
+@pytest.mark.parametrize("formats", [("fp32", "fp32"), ("int8", "int8"), ("bf16", "int8")])
+@pytest.mark.parametrize(("group", "head_dim"), SHAPES)
+@pytest.mark.parametrize("length", [1, 2, 16])
+def test_stored_attention_equals_the_fp64_oracle(formats, group, head_dim, length):
+    start = torch.tensor([0, 131, 240 - length])
+    cache, k, v = filled_cache(*formats, (3, 2, 240, head_dim))
+    q = torch.randn(3, 2 * group, length, head_dim, generator=torch.Generator().manual_seed(1))
+    out, lse = stored_attention(cache, q, start)
+    expected_out, expected_lse = oracle(q, k, v, start[:, None] + torch.arange(length))
+    torch.testing.assert_close(out, expected_out.float(), atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(lse, expected_lse.float(), atol=1e-3, rtol=1e-5)
+
+
+def test_stored_attention_in_several_blocks_equals_the_oracle(monkeypatch):
+    monkeypatch.setattr("kernels.reference.BLOCK", 50)
+    cache, k, v = filled_cache("int8", "int8", (1, 2, 240, 64))
+    q = torch.randn(1, 4, 5, 64)
+    out, lse = stored_attention(cache, q, torch.tensor([199]))
+    expected_out, expected_lse = oracle(q, k, v, [199 + torch.arange(5)])
+    torch.testing.assert_close(out, expected_out.float(), atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(lse, expected_lse.float(), atol=1e-3, rtol=1e-5)
+
+
+def test_a_query_without_slots_gives_zero_and_minus_infinity():
+    cache, _, _ = filled_cache("int8", "int8", (1, 2, 128, 64))
+    out, lse = stored_attention(cache, torch.randn(1, 4, 1, 64), torch.tensor([0]))
+    assert torch.equal(out, torch.zeros_like(out))
+    assert torch.equal(lse, torch.full_like(lse, -torch.inf))
+
+
+def test_query_t_equals_the_same_query_alone_one_slot_later():
+    cache, _, _ = filled_cache("int8", "int8", (1, 2, 128, 64))
+    q = torch.randn(1, 4, 5, 64)
+    together = stored_attention(cache, q, torch.tensor([90]))
+    for t in range(5):
+        alone = stored_attention(cache, q[:, :, t : t + 1], torch.tensor([90 + t]))
+        torch.testing.assert_close(together[0][:, :, t : t + 1], alone[0], atol=1e-5, rtol=1e-5)
+
+
+def poison(cache, start, codes, others):
+    for part in (*cache.k_parts, *cache.v_parts):
+        part[:, :, start:] = codes if part.dtype == torch.int8 else others
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("past_len", [None, 90])
+def test_unwritten_slots_change_nothing_bit_for_bit(name, past_len):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 6, 3, 64), torch.randn(1, 2, 3, 64), torch.randn(1, 2, 3, 64)
+    answers = []
+    for codes, others in ((0x7F, torch.nan), (-1, 1e4)):
+        cache, _, _ = filled_cache(name, name, (1, 2, 256, 64))
+        poison(cache, 90, codes, others)
+        answers.append(cache.attend(q, k, v, torch.tensor([90]), past_len))
+    assert bool(answers[0].isfinite().all())
+    assert torch.equal(answers[0], answers[1])
+
+
+def test_each_row_of_a_mixed_batch_equals_its_own_run_whatever_its_neighbours_hold():
+    torch.manual_seed(0)
+    start = torch.tensor([0, 131, 60])
+    q, k, v = torch.randn(3, 6, 2, 64), torch.randn(3, 2, 2, 64), torch.randn(3, 2, 2, 64)
+    cache, _, _ = filled_cache("int8", "int8", (3, 2, 256, 64))
+    for row in range(3):
+        for part in (*cache.k_parts, *cache.v_parts):
+            part[row, :, start[row] :] = 0x7F if part.dtype == torch.int8 else torch.nan
+    together = cache.attend(q, k, v, start)
+    for row in range(3):
+        alone = KVCache("int8", "int8", (1, 2, 256, 64))
+        for one, every in zip(alone.buffers(), cache.buffers(), strict=True):
+            one.copy_(every[row : row + 1])
+        r = slice(row, row + 1)
+        torch.testing.assert_close(together[r], alone.attend(q[r], k[r], v[r], start[r]))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_decode_sees_its_own_token_exactly_and_earlier_ones_as_stored(name):
+    torch.manual_seed(0)
+    cache, k_past, v_past = filled_cache(name, name, (1, 2, 128, 64))
+    q, k, v = torch.randn(1, 6, 1, 64), torch.randn(1, 2, 1, 64), torch.randn(1, 2, 1, 64)
+    answer = cache.attend(q, k, v, torch.tensor([100]))
+    seen_k, seen_v = torch.cat((k_past[:, :, :100], k), 2), torch.cat((v_past[:, :, :100], v), 2)
+    expected, _ = oracle(q, seen_k, seen_v, [torch.tensor([101])])
+    torch.testing.assert_close(answer, expected.float(), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_verification_of_several_tokens_equals_decoding_them_one_by_one(name):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 6, 5, 64), torch.randn(1, 2, 5, 64), torch.randn(1, 2, 5, 64)
+    together, _, _ = filled_cache(name, name, (1, 2, 128, 64))
+    one_by_one, _, _ = filled_cache(name, name, (1, 2, 128, 64))
+    answer = together.attend(q, k, v, torch.tensor([70]))
+    for t in range(5):
+        new = (x[:, :, t : t + 1] for x in (q, k, v))
+        alone = one_by_one.attend(*new, torch.tensor([70 + t]))
+        torch.testing.assert_close(answer[:, :, t : t + 1], alone, atol=1e-5, rtol=1e-4)
+    for a, b in zip(together.buffers(), one_by_one.buffers(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_prefill_sees_its_chunk_exactly_and_earlier_chunks_as_stored(name, monkeypatch):
+    monkeypatch.setattr("kv_cache.PREFILL_BLOCK", 30)
+    torch.manual_seed(0)
+    cache, k_past, v_past = filled_cache(name, name, (1, 2, 128, 64))
+    q, k, v = torch.randn(1, 6, 20, 64), torch.randn(1, 2, 20, 64), torch.randn(1, 2, 20, 64)
+    answer = cache.attend(q, k, v, torch.tensor([70]), past_len=70)
+    seen_k, seen_v = torch.cat((k_past[:, :, :70], k), 2), torch.cat((v_past[:, :, :70], v), 2)
+    expected, _ = oracle(q, seen_k, seen_v, [71 + torch.arange(20)])
+    torch.testing.assert_close(answer, expected.float(), atol=1e-5, rtol=1e-4)
+    stored = FORMATS[name].decode(tuple(p[:, :, 70:90] for p in cache.k_parts), torch.float32)
+    encoded = FORMATS[name].decode(FORMATS[name].encode(k), torch.float32)
+    assert torch.equal(stored, encoded)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("group", "head_dim"), SHAPES)
+def test_flash_attention_gives_the_natural_log_sum_exp(causal, group, head_dim):
+    torch.manual_seed(0)
+    q = torch.randn(2, 2 * group, 33, head_dim)
+    k, v = torch.randn(2, 2, 33, head_dim), torch.randn(2, 2, 33, head_dim)
+    out, lse = flash_attention(q, k, v, causal=causal)
+    bound = 1 + torch.arange(33) if causal else torch.full((33,), 33)
+    expected_out, expected_lse = oracle(q, k, v, [bound, bound])
+    torch.testing.assert_close(out, expected_out.float(), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(lse, expected_lse.float(), atol=1e-5, rtol=1e-5)
+
+
+def test_more_than_sixteen_queries_are_refused():
+    cache, _, _ = filled_cache("int8", "int8", (1, 2, 128, 64))
+    with pytest.raises(ValueError, match="17 queries per call, at most 16"):
+        stored_attention(cache, torch.randn(1, 4, 17, 64), torch.tensor([50]))
+
+
+def test_heads_that_do_not_divide_are_refused():
+    cache, _, _ = filled_cache("int8", "int8", (1, 2, 128, 64))
+    with pytest.raises(ValueError, match="5 query heads are not a multiple of 2 KV heads"):
+        stored_attention(cache, torch.randn(1, 5, 1, 64), torch.tensor([50]))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("shape", [(6, 6, 16), (6, 2, 16), (6, 1, 40)])
+def test_bytes_per_token_is_what_the_tensors_take(name, shape):
+    num_heads, num_kv_heads, head_dim = shape
+    config = dataclasses.replace(
+        TINY, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim
+    )
+    caches = make_caches(config, (name, "int8"), 2, 256)
+    total = sum(buffer.nbytes for buffer in caches.buffers())
+    assert total == 2 * 256 * bytes_per_token(config, (name, "int8"))
+
+
+@pytest.mark.parametrize(
+    ("layers", "num_kv_heads", "head_dim", "bf16", "int8"),
+    [(32, 32, 128, 524288, 266240), (32, 8, 128, 131072, 66560), (30, 3, 64, 23040, 11880)],
+    ids=["Llama-2-7B", "Llama-3.1-8B", "SmolLM2-135M"],
+)
+def test_bytes_per_token_of_known_models(layers, num_kv_heads, head_dim, bf16, int8):
+    config = ModelConfig(
+        num_layers=layers,
+        num_heads=num_kv_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        hidden_size=64,
+        intermediate_size=64,
+        vocab_size=64,
+        max_seq_len=64,
+    )
+    assert bytes_per_token(config, ("bf16", "bf16")) == bf16
+    assert bytes_per_token(config, ("int8", "int8")) == int8
+
+
+def test_caches_are_buffers_that_are_not_saved():
+    caches = make_caches(TINY, ("int8", "bf16"), 1, 128)
+    assert len(list(caches.buffers())) == 3 * TINY.num_layers
+    assert caches.state_dict() == {}
+
+
+def test_the_description_is_read_from_the_tensors():
+    text = describe_caches(make_caches(TINY, ("int8", "bf16"), 1, 1280))
+    data = 3 * 2 * 1280 * 16 * (1 + 2) / 1e6
+    assert f"3 layers of K int8, V bf16 [1, 2, 1280, 16], {data:.1f} MB data" in text
+
+
+@pytest.mark.parametrize(
+    ("spec", "formats"),
+    [("int8", ("int8", "int8")), ("int8,bf16", ("int8", "bf16")), ("fp32", ("fp32", "fp32"))],
+)
+def test_one_format_name_is_for_both_sides_and_two_are_for_k_and_v(spec, formats):
+    assert parse_formats(spec) == formats
+
+
+@pytest.mark.parametrize("spec", ["int3", "", "int8,", "int8,bf16,int8", "INT8"])
+def test_an_unknown_format_is_refused_with_the_list(spec):
+    with pytest.raises(UserError, match=r"give one of bf16, fp16, fp32, int8, or two as K,V"):
+        parse_formats(spec)

@@ -1,0 +1,122 @@
+import dataclasses
+import math
+
+import pytest
+import torch
+from conftest import TINY, seeded_model
+from plain_llama import full_forward
+
+from kv_cache import make_caches
+from model import ModelConfig, RopeScaling, Transformer, rope_frequencies
+
+IDS = torch.randint(0, 320, (1, 48), generator=torch.Generator().manual_seed(3))
+
+
+def prefill_hidden(model, ids, dtype="fp32"):
+    caches = make_caches(model.config, (dtype, dtype), 1, 128)
+    return model(ids, torch.zeros(1, dtype=torch.long), caches, past_len=0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"num_kv_heads": 6},
+        {"num_kv_heads": 1},
+        {"num_heads": 14, "num_kv_heads": 2},
+        {"head_dim": 40},
+        {"tie_embeddings": True},
+        {"rope_theta": 100000.0, "norm_eps": 1e-6},
+    ],
+    ids=str,
+)
+def test_logits_equal_a_forward_without_cache(changes):
+    model = seeded_model(dataclasses.replace(TINY, **changes))
+    logits = model.logits(prefill_hidden(model, IDS))[0]
+    expected = full_forward(model, IDS[0].tolist()).float()
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_tied_head_is_the_embedding():
+    model = Transformer(dataclasses.replace(TINY, tie_embeddings=True))
+    assert model.lm_head.weight is model.embed_tokens.weight
+    assert "lm_head.weight" not in dict(model.named_parameters())
+
+
+def test_logits_are_fp32_of_only_the_rows_asked_for(tiny_model):
+    x = prefill_hidden(tiny_model, IDS)
+    last = tiny_model.logits(x[:, -1])
+    assert last.shape == (1, TINY.vocab_size)
+    assert last.dtype == torch.float32
+    torch.testing.assert_close(last, tiny_model.logits(x)[:, -1])
+
+
+def test_rope_angles_are_fp32_even_in_a_bf16_model():
+    model = seeded_model(dtype=torch.bfloat16)
+    assert rope_frequencies(TINY).dtype == torch.float32
+    model.rope_freqs = rope_frequencies(TINY)
+    far = torch.tensor([100_000])
+    caches = make_caches(TINY, ("bf16", "bf16"), 1, 128)
+    seen = {}
+    model.layers[0].register_forward_pre_hook(lambda _, args: seen.update(rope=args[1]))
+    model(IDS[:, :1], far, caches, past_len=0)
+    angle = 100_000 * rope_frequencies(TINY)[-1].double()
+    assert seen["rope"][0].dtype == torch.float32
+    assert seen["rope"][0][0, 0, -1].item() == pytest.approx(math.cos(angle), abs=1e-3)
+
+
+def scaled(**scaling):
+    return rope_frequencies(dataclasses.replace(TINY, rope_scaling=RopeScaling(**scaling)))
+
+
+def test_linear_scaling_divides_every_frequency():
+    assert torch.equal(scaled(kind="linear", factor=4.0), rope_frequencies(TINY) / 4)
+
+
+def test_frequency_factors_divide_one_by_one():
+    factors = tuple(float(i) for i in range(1, 9))
+    expected = rope_frequencies(TINY) / torch.tensor(factors)
+    assert torch.equal(scaled(kind="factors", freq_factors=factors), expected)
+
+
+def llama3_oracle(freq, factor, low, high, original):
+    """The formula of Llama 3.1's apply_scaling, one frequency at a time."""
+    wavelength = 2 * math.pi / freq
+    if wavelength < original / high:
+        return freq
+    if wavelength > original / low:
+        return freq / factor
+    smooth = (original / wavelength - low) / (high - low)
+    return (1 - smooth) * freq / factor + smooth * freq
+
+
+def test_llama3_scaling_equals_its_published_formula():
+    config = dataclasses.replace(TINY, head_dim=128, rope_theta=500000.0)
+    plain = rope_frequencies(config)
+    rope_scaling = RopeScaling(kind="llama3", factor=8.0)
+    freqs = rope_frequencies(dataclasses.replace(config, rope_scaling=rope_scaling))
+    expected = torch.tensor([llama3_oracle(f, 8.0, 1.0, 4.0, 8192) for f in plain.tolist()])
+    torch.testing.assert_close(freqs, expected, rtol=1e-6, atol=0)
+    assert len({round(r, 3) for r in (plain / freqs).tolist()}) > 2  # kept, divided and blended
+
+
+def test_an_unknown_scaling_is_refused():
+    with pytest.raises(ValueError, match="rope scaling 'yarn'"):
+        scaled(kind="yarn")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"num_kv_heads": 4}, "6 heads over 4 KV heads"), ({"head_dim": 15}, "head_dim 15 is odd")],
+)
+def test_shapes_that_cannot_be_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(TINY, **changes)
+
+
+def test_no_buffer_grows_with_the_context():
+    sizes = []
+    for max_seq_len in (512, 1 << 20):
+        model = Transformer(ModelConfig(**{**vars(TINY), "max_seq_len": max_seq_len}))
+        sizes.append(sum(buffer.nbytes for buffer in model.buffers()))
+    assert sizes[0] == sizes[1] == TINY.head_dim // 2 * 4

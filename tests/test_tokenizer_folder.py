@@ -1,0 +1,146 @@
+"""The tokenizer files of a folder: which one is read, its BOS and stop ids, and bad files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizer_kinds import (
+    FOLDER_KINDS,
+    LLAMA3_STOP,
+    NUM_RANKS,
+    byte_level_json,
+    sentencepiece_model,
+    tiktoken_lines,
+    write,
+)
+
+from config import UserError
+from tokenizer import LLAMA3_CONTROL, open_tokenizer
+
+
+@pytest.mark.parametrize("kind", FOLDER_KINDS)
+def test_no_bos_where_the_tokenizer_config_wants_none(kind: str, tmp_path: Path) -> None:
+    name, content = FOLDER_KINDS[kind]
+    write(tmp_path, {name: content(), "tokenizer_config.json": {"add_bos_token": False}})
+    tokenizer = open_tokenizer(tmp_path)
+    assert tokenizer.bos_id is None
+    assert tokenizer.encode("") == []
+    assert not tokenizer.special_ids & set(tokenizer.encode("Hello"))
+
+
+@pytest.mark.parametrize(
+    ("config", "bos"),
+    [
+        ({}, None),
+        ({"add_bos_token": None, "bos_token": "<|begin_of_text|>"}, None),
+        ({"add_bos_token": True, "bos_token": "<|begin_of_text|>"}, "<|begin_of_text|>"),
+        ({"add_bos_token": True, "bos_token": {"content": "<|eot_id|>"}}, "<|eot_id|>"),
+    ],
+)
+def test_without_a_post_processor_the_flag_decides_on_the_bos(
+    config: dict[str, Any], bos: str | None, tmp_path: Path
+) -> None:
+    spec = json.loads(byte_level_json()) | {"post_processor": None}
+    write(tmp_path, {"tokenizer.json": spec, "tokenizer_config.json": config})
+    expected = None if bos is None else NUM_RANKS + LLAMA3_CONTROL.index(bos)
+    assert open_tokenizer(tmp_path).bos_id == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "added"),
+    [
+        ("config.json", {"eos_token_id": 7}, {7}),
+        ("config.json", {"eos_token_id": [7, 9]}, {7, 9}),
+        ("config.json", {"eos_token_id": None}, set()),
+        ("generation_config.json", {"eos_token_id": [8]}, {8}),
+        ("tokenizer_config.json", {"eos_token": "a"}, {64}),
+        ("special_tokens_map.json", {"eos_token": {"content": "b"}}, {65}),
+        ("special_tokens_map.json", {"eos_token": "nowhere"}, set()),
+    ],
+)
+def test_stop_ids_come_from_every_file(
+    name: str, content: dict[str, Any], added: set[int], tmp_path: Path
+) -> None:
+    write(tmp_path, {"tokenizer.json": byte_level_json(), name: content})
+    assert open_tokenizer(tmp_path).stop_ids == LLAMA3_STOP | added
+
+
+def test_the_end_token_of_a_sentencepiece_model_stops_whatever_its_text(tmp_path: Path) -> None:
+    write(tmp_path, {"tokenizer.model": sentencepiece_model(eos_piece="<end>")})
+    assert open_tokenizer(tmp_path).stop_ids == {2}
+
+
+@pytest.mark.parametrize(
+    ("beside", "vocab_size"),
+    [
+        ({}, 636),
+        ({"config.json": {}}, 636),
+        ({"config.json": {}, "params.json": {}}, 636),
+        ({"params.json": {}}, 400),
+    ],
+)
+def test_tokenizer_json_is_preferred_except_in_a_meta_folder(
+    beside: dict[str, Any], vocab_size: int, tmp_path: Path
+) -> None:
+    files = {"tokenizer.json": byte_level_json(), "tokenizer.model": sentencepiece_model()}
+    write(tmp_path, files | beside)
+    assert open_tokenizer(tmp_path).vocab_size == vocab_size
+
+
+def without_rank(rank: int) -> bytes:
+    lines = tiktoken_lines().splitlines(keepends=True)
+    return b"".join(lines[:rank] + lines[rank + 1 :])
+
+
+def without_first_byte() -> bytes:
+    tokens = [line.split()[0] for line in tiktoken_lines().splitlines()[1:]]
+    return b"".join(b"%s %d\n" % (token, rank) for rank, token in enumerate(tokens))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "cause"),
+    [
+        ("other.json", "{}", "no tokenizer.json and no tokenizer.model"),
+        ("tokenizer.json", "{", "tokenizer.json: not JSON"),
+        ("tokenizer.json", "[1]", "tokenizer.json: .* where an object"),
+        ("tokenizer.json", b"\xff\n", "tokenizer.json: not JSON"),
+        ("tokenizer.json", {"decoder": {"type": "ByteLevel"}}, "tokenizer.json: "),
+        ("tokenizer.json", {"decoder": {"type": "WordPiece"}}, "tokenizer.json: decoder .*WordP"),
+        ("tokenizer.json", {"decoder": None}, "tokenizer.json: decoder "),
+        ("tokenizer.model", b"", "tokenizer.model: the file is empty"),
+        ("tokenizer.model", b"version https://git-lfs\nx", "tokenizer.model: .* line 1 is .*lfs"),
+        ("tokenizer.model", tiktoken_lines() + b"!!! 380\n", "tokenizer.model: .* line 381 is "),
+        ("tokenizer.model", tiktoken_lines() + b"YWJj ten\n", "tokenizer.model: .* line 381 is "),
+        ("tokenizer.model", without_rank(300), "tokenizer.model: the ranks have gaps"),
+        ("tokenizer.model", without_first_byte(), "tokenizer.model: .* lack a single byte"),
+        ("tokenizer.model", b"\x80\x81" * 500, "tokenizer.model: .* line 1 is "),
+        ("tokenizer.model", b"\n\xff\xff", "tokenizer.model: "),
+        ("tokenizer.model", sentencepiece_model()[:3000], "tokenizer.model: "),
+    ],
+)
+def test_a_bad_file_is_named_in_one_line(
+    name: str, content: Any, cause: str, tmp_path: Path
+) -> None:
+    write(tmp_path, {name: content})
+    with pytest.raises(UserError, match=cause) as caught:
+        open_tokenizer(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "cause"),
+    [
+        ("config.json", {"eos_token_id": "two"}, "config.json: eos_token_id is 'two'"),
+        ("tokenizer_config.json", "nope", "tokenizer_config.json: not JSON"),
+        ("tokenizer_config.json", {"add_bos_token": True}, "tokenizer_config.json: add_bos_token"),
+    ],
+)
+def test_a_bad_file_beside_the_tokenizer_is_named(
+    name: str, content: Any, cause: str, tmp_path: Path
+) -> None:
+    spec = json.loads(byte_level_json()) | {"post_processor": None}
+    write(tmp_path, {"tokenizer.json": spec, name: content})
+    with pytest.raises(UserError, match=cause):
+        open_tokenizer(tmp_path)

@@ -1,0 +1,252 @@
+"""The tokenizer of a Hugging Face or Meta folder, found and read.
+
+Encoding is left to the library the file was made for (tokenizers, sentencepiece, tiktoken),
+decoding is `tokenizer_base.py`'s. The vocabulary inside a GGUF file: `tokenizer_gguf.py`.
+"""
+
+import base64
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+import tiktoken
+import tokenizers
+
+from config import UserError
+from tokenizer_base import (
+    Tokenizer,
+    all_stop_ids,
+    piece_from_byte_level,
+    piece_from_sentencepiece,
+    quoted,
+)
+
+# How Llama 3 cuts text into words: meta-llama/llama-models, models/llama3/tokenizer.py.
+LLAMA3_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# The 256 control tokens that follow the ranks; same source.
+LLAMA3_CONTROL = [
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<|reserved_special_token_0|>",
+    "<|reserved_special_token_1|>",
+    "<|finetune_right_pad_id|>",
+    "<|step_id|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eom_id|>",
+    "<|eot_id|>",
+    "<|python_tag|>",
+    "<|image|>",
+    *(f"<|reserved_special_token_{i}|>" for i in range(2, 246)),
+]
+
+
+def open_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a Hugging Face or Meta folder.
+
+    tokenizer.json is preferred to tokenizer.model, except in a Meta folder (params.json and no
+    config.json), whose weights came with the latter. What kind of file a tokenizer.model is
+    (SentencePiece or tiktoken) is found from its content.
+
+    Raises:
+        UserError: no tokenizer file, or one that cannot be read.
+    """
+    readers = {"tokenizer.json": _read_tokenizer_json, "tokenizer.model": _read_tokenizer_model}
+    is_meta = (folder / "params.json").is_file() and not (folder / "config.json").is_file()
+    for name in reversed(readers) if is_meta else readers:
+        if (folder / name).is_file():
+            return readers[name](folder)
+    raise UserError(f"{folder}: no tokenizer.json and no tokenizer.model; copy either one there")
+
+
+def _read_tokenizer_json(folder: Path) -> Tokenizer:
+    path = folder / "tokenizer.json"
+    piece_bytes, strips_leading_space = _decoding(path)
+    try:
+        library = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise UserError(f"{path}: {quoted(str(error))}; download it again") from None
+    library.no_truncation()
+    library.no_padding()
+    library.encode_special_tokens = True  # their text in a prompt is ordinary text
+    ids = library.get_vocab()
+    names = [""] * (max(ids.values()) + 1)
+    for name, token_id in ids.items():
+        names[token_id] = name
+    control = {i for i, token in library.get_added_tokens_decoder().items() if token.special}
+    special_ids = frozenset(control | {i for i, name in enumerate(names) if not name})
+    return Tokenizer(
+        encode_text=lambda text: library.encode(text, add_special_tokens=False).ids,
+        pieces=[b"" if i in special_ids else piece_bytes(name) for i, name in enumerate(names)],
+        bos_id=_bos_of_tokenizer_json(folder, library),
+        stop_ids=all_stop_ids(names, special_ids, _declared_stop_ids(folder, ids)),
+        special_ids=special_ids,
+        strips_leading_space=strips_leading_space,
+    )
+
+
+def _decoding(path: Path) -> tuple[Callable[[str], bytes], bool]:
+    """How a tokenizer.json turns a token into bytes, and whether the first blank is dropped."""
+    decoder = _read_json(path).get("decoder") or {}
+    steps = {step["type"]: step for step in decoder.get("decoders", [decoder]) if "type" in step}
+    if "ByteLevel" in steps:
+        return piece_from_byte_level, False
+    if "ByteFallback" in steps or "Metaspace" in steps:
+        strips = steps.get("Strip", {}).get("start", 0) > 0
+        prepends = steps.get("Metaspace", {}).get("prepend_scheme", "never") != "never"
+        return piece_from_sentencepiece, strips or prepends
+    raise UserError(
+        f"{path}: decoder {quoted(decoder)}; ByteLevel, ByteFallback or Metaspace needed"
+    )
+
+
+def _bos_of_tokenizer_json(folder: Path, library: tokenizers.Tokenizer) -> int | None:
+    """The BOS this folder wants: by flag, else by what the file's post-processor puts in front."""
+    if not _may_add_bos(folder):
+        return None
+    probe = library.encode("a")
+    if probe.special_tokens_mask[:1] == [1]:
+        return probe.ids[0]
+    path = folder / "tokenizer_config.json"
+    config = _read_json(path)
+    if not config.get("add_bos_token"):
+        return None
+    bos_id = library.token_to_id(_token_text(config.get("bos_token")))
+    if bos_id is None:
+        raise UserError(
+            f"{path}: add_bos_token without a known bos_token; name a token as bos_token"
+        )
+    return bos_id
+
+
+def _read_tokenizer_model(folder: Path) -> Tokenizer:
+    """SentencePiece or tiktoken: the first begins with the tag of a protobuf field, a newline."""
+    path = folder / "tokenizer.model"
+    data = path.read_bytes()
+    if not data:
+        raise UserError(f"{path}: the file is empty; download it again")
+    if not data.startswith(b"\n"):
+        return _tiktoken_tokenizer(folder, _tiktoken_ranks(path, data))
+    try:
+        library = sentencepiece.SentencePieceProcessor(model_proto=data)
+    except RuntimeError as error:
+        raise UserError(f"{path}: {quoted(str(error))}; download it again") from None
+    ids = {library.id_to_piece(i): i for i in range(len(library))}
+    declared = {*_declared_stop_ids(folder, ids), library.eos_id()} - {-1}
+    bos_id = library.bos_id() if library.bos_id() >= 0 and _may_add_bos(folder) else None
+    return sentencepiece_tokenizer(library, bos_id, declared)
+
+
+def sentencepiece_tokenizer(
+    library: sentencepiece.SentencePieceProcessor, bos_id: int | None, declared: Iterable[int]
+) -> Tokenizer:
+    """A SentencePiece model as a Tokenizer; `declared` are the stop ids its checkpoint names."""
+    all_ids = range(len(library))
+    names = [library.id_to_piece(i) for i in all_ids]
+    special_ids = frozenset(i for i in all_ids if library.is_control(i) or library.is_unknown(i))
+    return Tokenizer(
+        encode_text=library.encode,
+        pieces=[b"" if i in special_ids else piece_from_sentencepiece(names[i]) for i in all_ids],
+        bos_id=bos_id,
+        stop_ids=all_stop_ids(names, special_ids, declared),
+        special_ids=special_ids,
+        strips_leading_space=_drops_first_blank(library, names),
+    )
+
+
+def _drops_first_blank(library: sentencepiece.SentencePieceProcessor, names: list[str]) -> bool:
+    """Whether the model puts a blank before a text; decoding one word-start token tells."""
+    word_start = next((i for i, name in enumerate(names) if name.startswith("▁")), None)
+    if word_start is None:
+        return False
+    return library.decode([word_start]) != names[word_start].replace("▁", " ")
+
+
+def _tiktoken_ranks(path: Path, data: bytes) -> dict[bytes, int]:
+    """The lines `base64 rank`; read here because tiktoken's own reader caches files by path."""
+    ranks = {}
+    for number, line in enumerate(data.splitlines(), start=1):
+        try:
+            token, rank = line.split()
+            ranks[base64.b64decode(token, validate=True)] = int(rank)
+        except ValueError:
+            raise UserError(
+                f"{path}: no SentencePiece model, and line {number} is {quoted(line)}, not base64 "
+                "and a rank as tiktoken has it; download it again"
+            ) from None
+    every_byte = all(bytes([byte]) in ranks for byte in range(256))
+    if not every_byte or sorted(ranks.values()) != list(range(len(ranks))):
+        raise UserError(f"{path}: the ranks have gaps or lack a single byte; download it again")
+    return ranks
+
+
+def _tiktoken_tokenizer(folder: Path, ranks: dict[bytes, int]) -> Tokenizer:
+    """Llama 3's tokenizer; the library is told of no special token, so all text is ordinary."""
+    library = tiktoken.Encoding(
+        "llama3", pat_str=LLAMA3_WORDS, mergeable_ranks=ranks, special_tokens={}
+    )
+    names = [""] * len(ranks) + LLAMA3_CONTROL
+    special_ids = frozenset(range(len(ranks), len(names)))
+    ids = {names[i]: i for i in special_ids}
+
+    def encode_text(text: str) -> list[int]:
+        parts = _cut_blank_runs(text)
+        return list(itertools.chain.from_iterable(map(library.encode_ordinary, parts)))
+
+    return Tokenizer(
+        encode_text=encode_text,
+        pieces=sorted(ranks, key=ranks.__getitem__) + [b""] * len(LLAMA3_CONTROL),
+        bos_id=ids["<|begin_of_text|>"] if _may_add_bos(folder) else None,
+        stop_ids=all_stop_ids(names, special_ids, _declared_stop_ids(folder, ids)),
+        special_ids=special_ids,
+        strips_leading_space=False,
+    )
+
+
+def _cut_blank_runs(text: str) -> Iterator[str]:
+    """Cuts after every 25,000 blanks in a row, as Meta does: tiktoken dies of a longer run."""
+    cuts = [match.end() for match in re.finditer(r"\s{25000}", text)]
+    return (text[start:end] for start, end in itertools.pairwise([0, *cuts, len(text)]))
+
+
+def _declared_stop_ids(folder: Path, ids: dict[str, int]) -> Iterator[int]:
+    """The end ids that the files beside a tokenizer name, by id or by text."""
+    for name in ("config.json", "generation_config.json"):
+        value = _read_json(folder / name).get("eos_token_id")
+        eos_ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(i, int) for i in eos_ids):
+            raise UserError(f"{folder / name}: eos_token_id is {quoted(value)}; give token ids")
+        yield from eos_ids
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        text = _token_text(_read_json(folder / name).get("eos_token"))
+        if text in ids:
+            yield ids[text]
+
+
+def _may_add_bos(folder: Path) -> bool:
+    return _read_json(folder / "tokenizer_config.json").get("add_bos_token") is not False
+
+
+def _token_text(token: str | dict[str, Any] | None) -> str:
+    """The text of a token that a config gives as text or as an object with `content`."""
+    return token.get("content", "") if isinstance(token, dict) else token or ""
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty where there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise UserError(f"{path}: not JSON ({error}); download it again") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: {quoted(value)} where an object should be; download it again")
+    return value

@@ -1,0 +1,134 @@
+"""What every kind of tokenizer has in common: text in, ids out, and ids back to text as they come.
+
+Every token id stands for some bytes, so the text of ids is those bytes decoded as UTF-8. That is
+what makes streaming exact and cheap for all kinds alike.
+"""
+
+import codecs
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from tokenizers.pre_tokenizers import ByteLevel
+
+from config import UserError
+
+END_MARKERS = frozenset(
+    ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>", "</s>")
+)
+
+
+class TextStream:
+    """The text of tokens that arrive one by one; each push costs the same, however long the text.
+
+    Pieces and flush joined are `decode(prompt_ids + new_ids)` without `decode(prompt_ids)`. Where
+    the prompt ends inside a character, that character is printed whole once its rest arrives.
+    """
+
+    def __init__(self, pieces: list[bytes], strips_leading_space: bool) -> None:
+        self._pieces = pieces
+        self._strips_next_space = strips_leading_space
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_id: int) -> str:
+        """The text that is complete with this token: '' inside a character or for a control."""
+        piece = self._pieces[token_id]
+        if piece and self._strips_next_space:
+            piece = piece.removeprefix(b" ")
+            self._strips_next_space = False
+        return self._utf8.decode(piece)
+
+    def flush(self) -> str:
+        """What a character cut by the end leaves: '' or U+FFFD."""
+        return self._utf8.decode(b"", final=True)
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """One checkpoint's tokenizer, whatever kind of file it came from.
+
+    Attributes:
+        encode_text: ids of a text by the library; special tokens in it are ordinary text.
+        pieces: the bytes each id prints; b"" for `special_ids`.
+        bos_id: put before every prompt; None when this checkpoint wants none.
+        stop_ids: the ids that end a text, from every place where the checkpoint names one.
+        special_ids: control tokens, the unknown token and ids without one: never shown.
+        strips_leading_space: the first blank of a text was added by `encode_text`.
+    """
+
+    encode_text: Callable[[str], list[int]]
+    pieces: list[bytes]
+    bos_id: int | None
+    stop_ids: frozenset[int]
+    special_ids: frozenset[int]
+    strips_leading_space: bool
+
+    @property
+    def vocab_size(self) -> int:
+        """How many ids decode; a model's embedding may be padded beyond it."""
+        return len(self.pieces)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text` after exactly one BOS where the checkpoint wants one.
+
+        Raises:
+            UserError: the text holds bytes that are not UTF-8 (lone surrogates in Python).
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"prompt: character {error.start} is no valid text; pass the prompt as UTF-8"
+            ) from None
+        bos = [] if self.bos_id is None else [self.bos_id]
+        return bos + self.encode_text(text)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of `ids`, without control tokens; bytes that are no UTF-8 give U+FFFD."""
+        stream = TextStream(self.pieces, self.strips_leading_space)
+        return "".join([stream.push(i) for i in ids]) + stream.flush()
+
+    def stream(self, prompt_ids: Iterable[int] = ()) -> TextStream:
+        """A stream that continues the text of `prompt_ids`."""
+        stream = TextStream(self.pieces, self.strips_leading_space)
+        for token_id in prompt_ids:
+            stream.push(token_id)
+        return stream
+
+
+def all_stop_ids(
+    names: list[str], special_ids: frozenset[int], declared: Iterable[int]
+) -> frozenset[int]:
+    """The declared end ids, and the control tokens whose text is a known end marker."""
+    return frozenset(declared) | {i for i in special_ids if names[i] in END_MARKERS}
+
+
+def piece_from_byte_level(token: str) -> bytes:
+    """The bytes of a token written in GPT-2's alphabet, which has a visible character per byte."""
+    try:
+        return bytes(_BYTE_OF_CHAR[char] for char in token)
+    except KeyError:
+        return token.encode()
+
+
+def piece_from_sentencepiece(token: str) -> bytes:
+    """The bytes of a SentencePiece token: `▁` is a blank, `<0xEA>` a single byte."""
+    if match := re.fullmatch("<0x([0-9A-F]{2})>", token):
+        return bytes.fromhex(match[1])
+    return token.replace("▁", " ").encode()
+
+
+def quoted(value: object) -> str:
+    """A value from a file as one short printable line, for messages."""
+    return repr(value)[:200]
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """GPT-2's alphabet: bytes that print stand for themselves, the rest follow from U+0100 on."""
+    alphabet = set(ByteLevel.alphabet())
+    printable = [byte for byte in range(256) if chr(byte) in alphabet]
+    others = [byte for byte in range(256) if chr(byte) not in alphabet]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): b for n, b in enumerate(others)}
+
+
+_BYTE_OF_CHAR = _byte_level_alphabet()
