@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from checkpoint import Checkpoint
+from kernels import ops
 from model import Transformer
 
 
@@ -93,6 +94,9 @@ class Engine:
         compile: compile the decode step; on CUDA as a CUDA graph.
         prefill_chunk: tokens per prefill call. A chunk sees itself in full precision and earlier
             chunks as stored, so with a quantised cache the chunk size can change results.
+
+    Attributes:
+        attention: name of what answers attention over the cache.
     """
 
     def __init__(
@@ -101,6 +105,7 @@ class Engine:
         self.model, self.caches = model, caches
         self.prefill_chunk = prefill_chunk
         self.device = model.norm.weight.device
+        self.attention = ops.implementation(self.device)
         self.decode_step = decode_step
         if compile:
             graphs = self.device.type == "cuda"

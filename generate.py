@@ -19,7 +19,6 @@ from checkpoint import Checkpoint, open_checkpoint
 from config import GenerateConfig, UserError, run
 from durable import check_writable
 from engine import Engine, Sampling, load_model
-from kernels import ops
 from kv_cache import describe_caches, make_caches
 from measure import Recording, Runner
 from report import Measured, make_row
@@ -119,12 +118,13 @@ def make_runner(
     """Load the weights and allocate the caches."""
     model = load_model(checkpoint, device, getattr(torch, config.dtype))
     caches = make_caches(model.config, request.formats, 1, request.cache_len, device)
-    log.info("%s, attention: %s", describe_caches(caches), ops.implementation(device))
+    engine = Engine(model, caches, compile=config.compile, prefill_chunk=config.prefill_chunk)
+    log.info("%s, attention: %s", describe_caches(caches), engine.attention)
     vocab_size = min(tokenizer.vocab_size, model.config.vocab_size)
     stop_ids = frozenset() if config.ignore_eos else tokenizer.stop_ids
     log.info("stop ids: %s", ", ".join(map(str, sorted(stop_ids))) or "none")
     return Runner(
-        engine=Engine(model, caches, compile=config.compile, prefill_chunk=config.prefill_chunk),
+        engine=engine,
         request=request,
         sampling=Sampling(vocab_size, config.temperature, config.top_k),
         stop_ids=stop_ids,

@@ -16,7 +16,7 @@ import accounting
 import machine
 from checkpoint import Checkpoint, model_sha
 from config import GenerateConfig, repro_command
-from kernels import ops
+from engine import Engine
 from measure import Recording, Runner
 from results import Row
 from stats import confidence_pct, median
@@ -76,7 +76,7 @@ def make_row(
         **_settings(config, runner, measured),
         **_speed(runner, measured),
         **_memory(runner, measured),
-        **_system(runner.engine.device),
+        **_system(runner.engine),
     }
     return Row(**values, flags=tuple(_flags(values, runner, measured)))
 
@@ -138,10 +138,10 @@ def _memory(runner: Runner, measured: Measured) -> dict[str, Any]:
     }
 
 
-def _system(device: torch.device) -> dict[str, Any]:
+def _system(engine: Engine) -> dict[str, Any]:
     return {
-        "device_name": machine.device_name(device),
-        "attention": ops.implementation(device),
+        "device_name": machine.device_name(engine.device),
+        "attention": engine.attention,
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
         "commit": machine.source_commit(),

@@ -1,18 +1,28 @@
-"""The attention op of decode: one schema, and the choice of what answers.
+"""The attention op of decode: one schema, and what answers it on each device.
 
 Registered with torch.library, so that torch.compile keeps it as one call and never looks inside.
+On the CPU the C++ kernel registers itself for this schema when it is loaded (kernels/native.py).
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels import reference
+from kernels import native, reference
 
 MAX_QUERIES = 16
-"""New tokens per call of stored_attention: decode has 1, verification of a draft up to 16."""
+"""New tokens per call: decode has 1, verification of a draft up to 16."""
+
+NAME = "kv_fast::stored_attention"
+
+torch.library.define(
+    NAME,
+    "(Tensor q, Tensor[] k, Tensor[] v, Tensor start_pos, str k_format, str v_format,"
+    " float sm_scale) -> (Tensor, Tensor)",
+)
 
 
-@torch.library.custom_op("kv_fast::stored_attention", mutates_args=())
 def stored_attention(
     q: Tensor,
     k: list[Tensor],
@@ -39,48 +49,33 @@ def stored_attention(
 
     Source: Flash-Decoding, https://pytorch.org/blog/flash-decoding/.
     """
-    _check(q, k[0])
-    return reference.stored_attention(q, k, v, start_pos, k_format, v_format, sm_scale)
-
-
-@stored_attention.register_kernel("cuda")
-def _(
-    q: Tensor,
-    k: list[Tensor],
-    v: list[Tensor],
-    start_pos: Tensor,
-    k_format: str,
-    v_format: str,
-    sm_scale: float,
-) -> tuple[Tensor, Tensor]:
-    from kernels import triton_decode  # noqa: PLC0415  (Triton exists only where CUDA does)
-
-    _check(q, k[0])
-    return triton_decode.stored_attention(q, k, v, start_pos, k_format, v_format, sm_scale)
-
-
-@stored_attention.register_fake
-def _(
-    q: Tensor,
-    k: list[Tensor],
-    v: list[Tensor],
-    start_pos: Tensor,
-    k_format: str,
-    v_format: str,
-    sm_scale: float,
-) -> tuple[Tensor, Tensor]:
-    _check(q, k[0])
-    return q.new_empty(q.shape, dtype=torch.float32), q.new_empty(q.shape[:-1], dtype=torch.float32)
-
-
-def _check(q: Tensor, payload: Tensor) -> None:
-    num_heads, num_kv_heads = q.shape[1], payload.shape[1]
+    num_heads, num_kv_heads = q.shape[1], k[0].shape[1]
     if num_heads % num_kv_heads:
         raise ValueError(f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
     if q.shape[2] > MAX_QUERIES:
         raise ValueError(f"{q.shape[2]} queries per call, at most {MAX_QUERIES}")
+    return torch.ops.kv_fast.stored_attention(q, k, v, start_pos, k_format, v_format, sm_scale)
+
+
+@torch.library.register_fake(NAME)
+def _(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape, dtype=torch.float32), q.new_empty(q.shape[:-1], dtype=torch.float32)
+
+
+torch.library.impl(NAME, "CompositeExplicitAutograd", reference.stored_attention)
+
+
+@torch.library.impl(NAME, "CUDA")
+def _(*args: Any) -> tuple[Tensor, Tensor]:
+    from kernels import triton_decode  # noqa: PLC0415  (Triton exists only where CUDA does)
+
+    return triton_decode.stored_attention(*args)
 
 
 def implementation(device: torch.device) -> str:
-    """Name of what answers stored_attention on this device, for the row."""
-    return "triton" if device.type == "cuda" else "reference"
+    """Name of what answers on this device, for the row; loads it, and builds it if need be."""
+    if device.type == "cuda":
+        return "triton"
+    if device.type == "cpu" and native.load():
+        return f"cpp-{native.instruction_sets()[0]}"
+    return "reference"

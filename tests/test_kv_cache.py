@@ -6,13 +6,14 @@ import torch
 from conftest import TINY
 
 from config import UserError
-from kernels import ops
+from kernels import native, ops, reference
 from kernels.flash import flash_attention
 from kv_cache import KVCache, bytes_per_token, describe_caches, make_caches, parse_formats
 from kv_formats import FORMATS
 from model import ModelConfig
 
 SHAPES = [  # G, D
+    (3, 100),
     (1, 64),
     (2, 80),
     (3, 64),
@@ -20,6 +21,21 @@ SHAPES = [  # G, D
     (7, 96),
     (8, 256),
 ]
+
+
+INSTRUCTION_SETS = native.instruction_sets() if native.load() else []
+
+
+@pytest.fixture(params=["reference", *INSTRUCTION_SETS])
+def implementation(request, monkeypatch):
+    """Every implementation of the op that this machine can run, in turn."""
+    if request.param == "reference":
+        monkeypatch.setattr(ops, "stored_attention", reference.stored_attention)
+        yield request.param
+        return
+    torch.ops.kv_fast.use_instruction_set(request.param)
+    yield request.param
+    torch.ops.kv_fast.use_instruction_set(INSTRUCTION_SETS[0])
 
 
 def oracle(q, k, v, lengths):
@@ -58,10 +74,12 @@ def stored_attention(cache, q, start_pos):
     )
 
 
-@pytest.mark.parametrize("formats", [("fp32", "fp32"), ("int8", "int8"), ("bf16", "int8")])
+@pytest.mark.parametrize(
+    "formats", [("fp32", "fp32"), ("int8", "int8"), ("bf16", "int8"), ("fp16", "bf16")]
+)
 @pytest.mark.parametrize(("group", "head_dim"), SHAPES)
 @pytest.mark.parametrize("length", [1, 2, 16])
-def test_stored_attention_equals_the_fp64_oracle(formats, group, head_dim, length):
+def test_stored_attention_equals_the_fp64_oracle(formats, group, head_dim, length, implementation):
     start = torch.tensor([0, 131, 240 - length])
     cache, k, v = filled_cache(*formats, (3, 2, 240, head_dim))
     q = torch.randn(3, 2 * group, length, head_dim, generator=torch.Generator().manual_seed(1))
@@ -71,24 +89,27 @@ def test_stored_attention_equals_the_fp64_oracle(formats, group, head_dim, lengt
     torch.testing.assert_close(lse, expected_lse.float(), atol=1e-3, rtol=1e-5)
 
 
-def test_stored_attention_in_several_blocks_equals_the_oracle(monkeypatch):
+@pytest.mark.parametrize("filled", [31, 32, 33, 63, 64, 65, 127, 128, 129, 199])
+def test_stored_attention_over_many_tiles_and_blocks_equals_the_oracle(
+    filled, monkeypatch, implementation
+):
     monkeypatch.setattr("kernels.reference.BLOCK", 50)
     cache, k, v = filled_cache("int8", "int8", (1, 2, 240, 64))
     q = torch.randn(1, 4, 5, 64)
-    out, lse = stored_attention(cache, q, torch.tensor([199]))
-    expected_out, expected_lse = oracle(q, k, v, [199 + torch.arange(5)])
+    out, lse = stored_attention(cache, q, torch.tensor([filled]))
+    expected_out, expected_lse = oracle(q, k, v, [filled + torch.arange(5)])
     torch.testing.assert_close(out, expected_out.float(), atol=1e-4, rtol=1e-3)
     torch.testing.assert_close(lse, expected_lse.float(), atol=1e-3, rtol=1e-5)
 
 
-def test_a_query_without_slots_gives_zero_and_minus_infinity():
+def test_a_query_without_slots_gives_zero_and_minus_infinity(implementation):
     cache, _, _ = filled_cache("int8", "int8", (1, 2, 128, 64))
     out, lse = stored_attention(cache, torch.randn(1, 4, 1, 64), torch.tensor([0]))
     assert torch.equal(out, torch.zeros_like(out))
     assert torch.equal(lse, torch.full_like(lse, -torch.inf))
 
 
-def test_query_t_equals_the_same_query_alone_one_slot_later():
+def test_query_t_equals_the_same_query_alone_one_slot_later(implementation):
     cache, _, _ = filled_cache("int8", "int8", (1, 2, 128, 64))
     q = torch.randn(1, 4, 5, 64)
     together = stored_attention(cache, q, torch.tensor([90]))
@@ -104,7 +125,7 @@ def poison(cache, start, codes, others):
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("past_len", [None, 90])
-def test_unwritten_slots_change_nothing_bit_for_bit(name, past_len):
+def test_unwritten_slots_change_nothing_bit_for_bit(name, past_len, implementation):
     torch.manual_seed(0)
     q, k, v = torch.randn(1, 6, 3, 64), torch.randn(1, 2, 3, 64), torch.randn(1, 2, 3, 64)
     answers = []
@@ -116,7 +137,7 @@ def test_unwritten_slots_change_nothing_bit_for_bit(name, past_len):
     assert torch.equal(answers[0], answers[1])
 
 
-def test_each_row_of_a_mixed_batch_equals_its_own_run_whatever_its_neighbours_hold():
+def test_each_row_of_a_mixed_batch_equals_its_own_run_whatever_its_neighbours_hold(implementation):
     torch.manual_seed(0)
     start = torch.tensor([0, 131, 60])
     q, k, v = torch.randn(3, 6, 2, 64), torch.randn(3, 2, 2, 64), torch.randn(3, 2, 2, 64)
@@ -134,7 +155,7 @@ def test_each_row_of_a_mixed_batch_equals_its_own_run_whatever_its_neighbours_ho
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_decode_sees_its_own_token_exactly_and_earlier_ones_as_stored(name):
+def test_decode_sees_its_own_token_exactly_and_earlier_ones_as_stored(name, implementation):
     torch.manual_seed(0)
     cache, k_past, v_past = filled_cache(name, name, (1, 2, 128, 64))
     q, k, v = torch.randn(1, 6, 1, 64), torch.randn(1, 2, 1, 64), torch.randn(1, 2, 1, 64)
@@ -145,7 +166,7 @@ def test_decode_sees_its_own_token_exactly_and_earlier_ones_as_stored(name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_verification_of_several_tokens_equals_decoding_them_one_by_one(name):
+def test_verification_of_several_tokens_equals_decoding_them_one_by_one(name, implementation):
     torch.manual_seed(0)
     q, k, v = torch.randn(1, 6, 5, 64), torch.randn(1, 2, 5, 64), torch.randn(1, 2, 5, 64)
     together, _, _ = filled_cache(name, name, (1, 2, 128, 64))
@@ -185,6 +206,36 @@ def test_flash_attention_gives_the_natural_log_sum_exp(causal, group, head_dim):
     expected_out, expected_lse = oracle(q, k, v, [bound, bound])
     torch.testing.assert_close(out, expected_out.float(), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(lse, expected_lse.float(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_any_number_of_threads_gives_the_same_answer_and_the_same_bits_twice(threads):
+    cache, k, v = filled_cache("int8", "int8", (1, 3, 1024, 64))
+    q = torch.randn(1, 9, 1, 64)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        (out, lse), again = (stored_attention(cache, q, torch.tensor([1000])) for _ in range(2))
+    finally:
+        torch.set_num_threads(before)
+    expected_out, expected_lse = oracle(q, k, v, [torch.tensor([1000])])
+    torch.testing.assert_close(out, expected_out.float(), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(lse, expected_lse.float(), atol=1e-5, rtol=1e-5)
+    assert torch.equal(out, again[0])
+    assert torch.equal(lse, again[1])
+
+
+@pytest.mark.skipif(not INSTRUCTION_SETS, reason="no C++ compiler here")
+def test_a_strided_cache_and_an_unknown_instruction_set_are_refused():
+    cache, _, _ = filled_cache("fp32", "fp32", (1, 2, 128, 64))
+    q = torch.randn(1, 4, 1, 64)
+    every_other_slot = [cache.k_parts[0][:, :, ::2]]
+    with pytest.raises(ValueError, match="strided"):
+        ops.stored_attention(
+            q, every_other_slot, every_other_slot, torch.tensor([9]), "fp32", "fp32", 0.1
+        )
+    with pytest.raises(ValueError, match="instruction set vax"):
+        torch.ops.kv_fast.use_instruction_set("vax")
 
 
 def test_more_than_sixteen_queries_are_refused():
