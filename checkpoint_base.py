@@ -180,7 +180,7 @@ class Checkpoint(ABC):
 
     def sources(self) -> dict[str, list[Source]]:
         """For each parameter of our model the tensors of the file that are stacked into it."""
-        errors = (RuntimeError, TypeError)  # sizes beyond 64 bits
+        errors = (RuntimeError, TypeError, OverflowError)  # sizes beyond 64 bits
         with refusing(self.path, errors, COMPLETE), torch.device("meta"):
             parameters = dict(Transformer(self.config).named_parameters())
         return {name: self._sources_of(name, tuple(p.shape)) for name, p in parameters.items()}

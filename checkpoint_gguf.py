@@ -20,7 +20,7 @@ from checkpoint_base import (
 from checkpoint_gguf_header import Entry, read_header
 from config import UserError, printable
 from model import ModelConfig, RopeScaling
-from tokenizer_base import Tokenizer
+from tokenizer_base import Tokenizer, reading
 from tokenizer_gguf import gguf_tokenizer
 
 ROPE_FACTORS = "rope_freqs.weight"
@@ -138,7 +138,8 @@ class GGUFCheckpoint(Checkpoint):
 
     def tokenizer(self) -> Tokenizer:
         try:
-            return gguf_tokenizer(self.fields.values)
+            with reading(self.path):
+                return gguf_tokenizer(self.fields.values)
         except UserError as error:  # it knows the keys, not the file
             raise UserError(f"{self.path}: {error}") from error
 

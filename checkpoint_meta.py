@@ -98,10 +98,10 @@ def load(file: Path) -> dict[str, Tensor]:
     for name, tensor in stored.items():
         if not (isinstance(name, str) and isinstance(tensor, Tensor)):
             raise UserError(f"{file}: {printable(repr(name))} is no named tensor; {RESAVE}")
-        if tensor.layout is not torch.strided or tensor.dtype not in DTYPES:
+        if tensor.layout is not torch.strided or tensor.is_meta or tensor.dtype not in DTYPES:
             kinds = ", ".join(str(dtype) for dtype in DTYPES)
             raise UserError(f"{file}: {printable(name)} is no dense tensor of {kinds}; {RESAVE}")
-    return stored
+    return {name: tensor.detach() for name, tensor in stored.items()}
 
 
 def read_config(fields: Fields, shapes: dict[str, tuple[int, ...]]) -> ModelConfig:

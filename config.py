@@ -4,8 +4,10 @@ A command is one dataclass, one `flag` per field, and `sys.exit(run(main, ItsCon
 """
 
 import argparse
+import contextlib
 import dataclasses
 import functools
+import io
 import json
 import logging
 import math
@@ -22,6 +24,7 @@ from types import FrameType, NoneType
 from typing import Any, NoReturn, TypeVar, get_args
 
 CONTROLS = "\x00-\x1f\x7f-\x9f\u2028\u2029"  # for character classes: what may not stand in a row
+NOT_IN_A_ROW = re.compile(f"[{CONTROLS}\ud800-\udfff]")
 STOP_SIGNALS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 ]
@@ -100,8 +103,12 @@ def to_argv(config: Any) -> list[str]:
 
 
 def repro_command(script: str, config: Any) -> str:
-    """The shell line that repeats a run, as a row keeps it."""
-    return shlex.join(["python", script, *to_argv(config)])
+    """The shell line that repeats a run, as a row keeps it.
+
+    What cannot stand in a row is shown escaped; `--write_result` refuses such a command.
+    """
+    words = [NOT_IN_A_ROW.sub(lambda m: repr(m[0])[1:-1], word) for word in to_argv(config)]
+    return shlex.join(["python", script, *words])
 
 
 def _words(item: dataclasses.Field, value: Any) -> list[str]:
@@ -191,14 +198,14 @@ class GenerateConfig:
     depth: int = flag(0, minimum=0, help="tokens already in the cache before the timed prompt")
     max_new_tokens: int = flag(200, minimum=1, help="tokens to generate after the prompt")
     cache_size: int | None = flag(
-        None, minimum=1, help="slots to allocate; default: what the run needs"
+        None, minimum=1, maximum=2**40, help="slots to allocate; default: what the run needs"
     )
     kv_cache_quantization: str | None = flag(
         None,
         bare="int8",
         help="storage of K and V: one format name, or K,V; alone: int8; without: the run's dtype",
     )
-    prefill_chunk: int = flag(2048, minimum=1, help="prompt tokens per prefill step")
+    prefill_chunk: int = flag(2048, minimum=1, maximum=2**31, help="prompt tokens per prefill step")
     dtype: str = flag(
         "bfloat16",
         choices=("bfloat16", "float16", "float32"),
@@ -237,7 +244,7 @@ class GenerateConfig:
 def _check_one_line(config: Any) -> None:
     """Refuse what cannot stand in the repro of a row, which is one line of UTF-8."""
     for word in to_argv(config):
-        if found := re.search(f"[{CONTROLS}\ud800-\udfff]", word):
+        if found := NOT_IN_A_ROW.search(word):
             raise UserError(
                 f"{printable(word, 60)}: {found[0]!r} cannot be written to the --write_result row;"
                 " --prompt_file takes any text"
@@ -272,6 +279,7 @@ def run(main: Callable[[Any], int | None], cls: type, argv: Sequence[str] | None
     and SIGHUP reach it as KeyboardInterrupt. Logging and signal handlers stay as set here.
     """
     argv = sys.argv[1:] if argv is None else argv
+    _open_streams()
     logging.basicConfig(format="%(message)s")
     logging.getLogger("kv_fast").setLevel(logging.INFO)
     _raise_on_signals()
@@ -286,11 +294,23 @@ def run(main: Callable[[Any], int | None], cls: type, argv: Sequence[str] | None
         code = exit_code(error)
         if "--debug" in argv:
             traceback.print_exception(error)
-        print("{status}: {error}".format(**failure(error)), file=sys.stderr)
+        with contextlib.suppress(OSError):
+            print("{status}: {error}".format(**failure(error)), file=sys.stderr, flush=True)
         if "--json" in argv:
             document = json.dumps(failure(error)) + "\n"
     _finish_stdout(document)
     return code
+
+
+def _open_streams() -> None:
+    """Make stdout and stderr usable: closed ones swallow all, and no character ends a run."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  (for the rest of the process)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        with contextlib.suppress(OSError):
+            sys.stdout.reconfigure(errors="replace")
 
 
 def _raise_on_signals() -> None:

@@ -4,6 +4,7 @@ python fetch.py [CHECKPOINT]      prints the path; progress goes to stderr
 """
 
 import hashlib
+import os
 import re
 import subprocess
 import sys
@@ -55,7 +56,7 @@ def resolve(checkpoint_path: str | None) -> Path:
     if checkpoint_path is None:
         return default_model()
     path = Path(checkpoint_path)
-    if path.exists():
+    if os.path.exists(path):  # noqa: PTH110  (Path.exists raises for a name that is too long)
         return path
     # "checkpoints/typo" has the form of a hub id, but its folder says what was meant.
     if re.fullmatch(r"[\w.-]+/[\w.-]+", checkpoint_path) and not path.parent.exists():

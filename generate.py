@@ -6,9 +6,11 @@ python generate.py --kv_cache_quantization --max_new_tokens 4096
 import importlib
 import json
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 import torch
 
@@ -35,6 +37,7 @@ def main(config: GenerateConfig) -> None:
     if config.write_result:
         check_writable(config.write_result)
     checkpoint = open_checkpoint(fetch.resolve(config.checkpoint_path))
+    check_apart(config.write_result, checkpoint)
     tokenizer = checkpoint.tokenizer()
     request = resolve_request(config, checkpoint.config, tokenizer)
     device = prepare_device(config)
@@ -51,6 +54,15 @@ def main(config: GenerateConfig) -> None:
     row = make_row(config, checkpoint, runner, measured)
     texts = [text_of(r.ids, request.prompt_ids, tokenizer) for r in measured.recordings]
     report(config, row, texts)
+
+
+def check_apart(write_result: Path | None, checkpoint: Checkpoint) -> None:
+    """Refuse to append a row to a checkpoint's own files."""
+    if write_result and checkpoint.path.resolve() in (
+        write_result.resolve(),
+        write_result.resolve().parent,
+    ):
+        raise UserError(f"--write_result {write_result}: is part of the checkpoint; name another")
 
 
 def shows_text(config: GenerateConfig) -> bool:
@@ -90,6 +102,9 @@ def prepare_device(config: GenerateConfig) -> torch.device:
     has_device = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not has_device.get(device.type, True):
         raise UserError(f"--device {device.type}: there is none here; leave the flag out")
+    cores = os.cpu_count() or 1
+    if config.threads and config.threads > cores:
+        raise UserError(f"--threads {config.threads}: there are {cores} here; leave the flag out")
     torch.set_num_threads(config.threads or machine.physical_cores())
     return device
 
@@ -169,17 +184,19 @@ def take_samples(
 
 
 def report(config: GenerateConfig, row: Row, texts: list[str]) -> None:
-    """The row to its file, then text or one JSON document to stdout, statistics to stderr.
+    """Statistics to stderr, the row to its file, text or one JSON document to stdout.
 
-    In this order: a closed stdout must not cost the row.
+    In this order: a closed stdout must not cost the row, and a full disk not the figures.
     """
-    if config.write_result:
-        append(config.write_result, row)
-    if config.json:
-        print(json.dumps(to_json(row) | {"texts": texts}))
-    elif shows_text(config) and not streams_text(config):
-        print("\n".join(texts))
-    log.info("\n%s\n\n%s", summary(row), format_row(row))
+    log.info("\n%s\n\n%s\n", summary(row), format_row(row))
+    try:
+        if config.write_result:
+            append(config.write_result, row)
+    finally:
+        if config.json:
+            print(json.dumps(to_json(row) | {"texts": texts}))
+        elif shows_text(config) and not streams_text(config):
+            print("\n".join(texts))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import torch
 log = logging.getLogger("kv_fast")
 
 MIB = 1 << 20
+PROBE_S = 1.0
 CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
@@ -42,15 +43,26 @@ def physical_cores() -> int:
 
 
 def source_commit() -> str | None:
-    """Short hash of the checked-out commit, "-dirty" with uncommitted changes; None outside git."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
+    """Short hash of the checked-out commit, "-dirty" with changed code; None outside git.
+
+    Rows do not count as a change: a sweep appends them while it runs.
+    """
+    head = _git("rev-parse", "--short=7", "HEAD")
+    if head is None or head.returncode:
+        return None
+    changed = _git("diff", "--quiet", "HEAD", "--", ".", ":(exclude)benchmark_results.txt")
+    return head.stdout.strip() + ("-dirty" if changed and changed.returncode else "")
+
+
+def _git(*words: str) -> subprocess.CompletedProcess[str] | None:
+    """Git in this file's folder; None where there is no git."""
+    folder = Path(__file__).parent
     try:
-        result = subprocess.run(
-            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+        return subprocess.run(
+            ["git", *words], cwd=folder, capture_output=True, text=True, check=False
         )
     except OSError:
         return None
-    return result.stdout.strip() or None
 
 
 def busy_cores() -> float:
@@ -144,7 +156,7 @@ def last_level_cache_bytes() -> int:
 
 
 def bandwidth_gb_s(device: torch.device) -> float:
-    """Best memory bandwidth of three sums, dot products and copies of large fp32 buffers."""
+    """Best memory bandwidth of sums, dot products and copies of large fp32 buffers."""
     size = 1 << 30
     if device.type != "cuda":
         size = max(256 * MIB, 8 * last_level_cache_bytes())
@@ -159,8 +171,9 @@ def bandwidth_gb_s(device: torch.device) -> float:
 
 
 def _best_time_s(call: Callable[[], object], device: torch.device) -> float:
-    times = []
-    for _ in range(3):
+    """Of ten calls, or of as many as PROBE_S has room for."""
+    times: list[float] = []
+    while len(times) < 10 and sum(times) < PROBE_S:
         synchronize(device)
         start = time.perf_counter()
         call()

@@ -61,8 +61,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"{self.num_heads} heads over {self.num_kv_heads} KV heads")
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim {self.head_dim} is odd, rope needs pairs")
+        if self.head_dim % 2 or not 4 <= self.head_dim <= 1024:
+            raise ValueError(f"head_dim {self.head_dim}: even numbers from 4 to 1024 are supported")
 
 
 class RMSNorm(nn.Module):

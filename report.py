@@ -15,7 +15,7 @@ import torch
 import accounting
 import machine
 from checkpoint import Checkpoint, model_sha
-from config import GenerateConfig, repro_command
+from config import GenerateConfig, printable, repro_command
 from engine import Engine
 from measure import Recording, Runner
 from results import Row
@@ -69,7 +69,7 @@ def make_row(
     values = {
         "time": measured.time.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "status": "ok",
-        "model": checkpoint.name,
+        "model": printable(checkpoint.name),
         "model_sha": model_sha(checkpoint.weight_files),
         "prompt_sha": runner.request.prompt_sha,
         "repro": repro_command("generate.py", config),

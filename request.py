@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,9 +62,13 @@ def resolve_request(
     """
     spec = config.kv_cache_quantization
     formats = parse_formats(PLAIN_FORMAT[config.dtype] if spec is None else spec)
+    # Before any id is made: counts can be absurd.
+    check_room(config.depth + (config.prompt_tokens or 0), model_config.max_seq_len)
     generator = torch.Generator().manual_seed(config.seed)
-    depth_ids = random_ids(config.depth, tokenizer, generator, with_bos=True)
-    prompt_ids = _prompt_ids(config, tokenizer, generator)
+    known = range(min(tokenizer.vocab_size, model_config.vocab_size))
+    ordinary = [i for i in known if i not in tokenizer.special_ids]
+    depth_ids = random_ids(config.depth, ordinary, generator, tokenizer.bos_id)
+    prompt_ids = _prompt_ids(config, tokenizer, ordinary, generator)
     if (largest := max(depth_ids + prompt_ids)) >= model_config.vocab_size:
         raise UserError(
             f"--prompt: token id {largest} is beyond the model's vocabulary of"
@@ -83,12 +88,8 @@ def resolve_request(
 
 def clamp_new_tokens(stored: int, new_tokens: int, max_seq_len: int) -> int:
     """As many new tokens as the model's context has room for, with a line if that is fewer."""
+    check_room(stored, max_seq_len)
     room = max_seq_len - stored
-    if room < 1:
-        raise UserError(
-            f"--prompt: {stored} tokens (with --depth) leave no room in the model's context of"
-            f" {max_seq_len}; shorten the prompt"
-        )
     if new_tokens > room:
         log.info(
             "%d prompt tokens + %d new tokens exceed the model's context of %d: generating %d",
@@ -98,6 +99,14 @@ def clamp_new_tokens(stored: int, new_tokens: int, max_seq_len: int) -> int:
             room,
         )
     return min(new_tokens, room)
+
+
+def check_room(stored: int, max_seq_len: int) -> None:
+    if stored >= max_seq_len:
+        raise UserError(
+            f"--prompt: {stored} tokens (with --depth) leave no room in the model's context of"
+            f" {max_seq_len}; shorten the prompt"
+        )
 
 
 def cache_slots(needed: int, cache_size: int | None) -> int:
@@ -110,23 +119,26 @@ def cache_slots(needed: int, cache_size: int | None) -> int:
 
 
 def random_ids(
-    count: int, tokenizer: Tokenizer, generator: torch.Generator, *, with_bos: bool
+    count: int, ordinary: Sequence[int], generator: torch.Generator, bos_id: int | None
 ) -> tuple[int, ...]:
-    """Ordinary ids, never a special one but the BOS in front if the checkpoint wants one."""
-    ordinary = [i for i in range(tokenizer.vocab_size) if i not in tokenizer.special_ids]
+    """`count` random ones of the `ordinary` ids, the first replaced by the BOS if there is one."""
     picks = torch.randint(len(ordinary), (count,), generator=generator).tolist()
     ids = [ordinary[pick] for pick in picks]
-    if ids and with_bos and tokenizer.bos_id is not None:
-        ids[0] = tokenizer.bos_id
+    if ids and bos_id is not None:
+        ids[0] = bos_id
     return tuple(ids)
 
 
 def _prompt_ids(
-    config: GenerateConfig, tokenizer: Tokenizer, generator: torch.Generator
+    config: GenerateConfig,
+    tokenizer: Tokenizer,
+    ordinary: Sequence[int],
+    generator: torch.Generator,
 ) -> tuple[int, ...]:
     starts = config.depth == 0
     if config.prompt_tokens is not None:
-        return random_ids(config.prompt_tokens, tokenizer, generator, with_bos=starts)
+        bos_id = tokenizer.bos_id if starts else None
+        return random_ids(config.prompt_tokens, ordinary, generator, bos_id)
     text = read_prompt(config.prompt_file) if config.prompt_file else config.prompt
     ids = tokenizer.encode(text)
     if not starts and ids[:1] == [tokenizer.bos_id]:

@@ -23,7 +23,10 @@ from tokenizer_base import (
     piece_from_byte_level,
     piece_from_sentencepiece,
     quoted,
+    reading,
 )
+
+MOST_GAPS = 1 << 20  # ids without a token: more are a damaged file, and cost memory
 
 # How Llama 3 cuts text into words: meta-llama/llama-models, models/llama3/tokenizer.py.
 LLAMA3_WORDS = (
@@ -62,7 +65,8 @@ def open_tokenizer(folder: Path) -> Tokenizer:
     is_meta = (folder / "params.json").is_file() and not (folder / "config.json").is_file()
     for name in reversed(readers) if is_meta else readers:
         if (folder / name).is_file():
-            return readers[name](folder)
+            with reading(folder / name):
+                return readers[name](folder)
     raise UserError(f"{folder}: no tokenizer.json and no tokenizer.model; copy either one there")
 
 
@@ -77,6 +81,8 @@ def _read_tokenizer_json(folder: Path) -> Tokenizer:
     library.no_padding()
     library.encode_special_tokens = True  # their text in a prompt is ordinary text
     ids = library.get_vocab()
+    if not ids or max(ids.values()) > MOST_GAPS + len(ids):
+        raise UserError(f"{path}: {len(ids)} tokens with ids up to {max(ids.values(), default=0)}")
     names = [""] * (max(ids.values()) + 1)
     for name, token_id in ids.items():
         names[token_id] = name

@@ -6,8 +6,10 @@ what makes streaming exact and cheap for all kinds alike.
 
 import codecs
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from tokenizers.pre_tokenizers import ByteLevel
 
@@ -16,6 +18,18 @@ from config import UserError
 END_MARKERS = frozenset(
     ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>", "</s>")
 )
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn whatever a tokenizer library makes of a damaged file into one line naming it."""
+    try:
+        yield
+    except (UserError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic in Rust is no Exception
+        cause = quoted(str(error)) or type(error).__name__
+        raise UserError(f"{path}: {cause}; download the tokenizer again") from None
 
 
 class TextStream:
@@ -81,7 +95,8 @@ class Tokenizer:
                 f"prompt: character {error.start} is no valid text; pass the prompt as UTF-8"
             ) from None
         bos = [] if self.bos_id is None else [self.bos_id]
-        return bos + self.encode_text(text)
+        with reading(Path("tokenizer")):
+            return bos + self.encode_text(text)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`, without control tokens; bytes that are no UTF-8 give U+FFFD."""

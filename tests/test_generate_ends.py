@@ -152,3 +152,49 @@ def test_the_script_is_a_command_from_any_folder(flags, code, tmp_path):
     command = [sys.executable, Path(generate.__file__), *flags]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
     assert done.returncode == code
+
+
+def test_a_row_is_not_appended_to_the_checkpoint_it_measures(run_generate, checkpoint):
+    run = run_generate("--write_result", checkpoint / "config.json")
+    assert run.code == 2
+    assert "is part of the checkpoint" in run.error
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--prompt_tokens", 10**15], "leave no room in the model's context"),
+        (["--depth", 10**15], "leave no room in the model's context"),
+        (["--threads", 10**5], "--threads 100000: there are"),
+        (["--prefill_chunk", 10**20], "must be at most"),
+        (["--cache_size", "9" * 330], "must be at most"),
+    ],
+    ids=str,
+)
+def test_absurd_counts_are_refused_before_anything_is_made(flags, message, run_generate):
+    run = run_generate(*flags)
+    assert run.code == 2
+    assert message in run.error
+
+
+def test_a_prompt_of_two_lines_runs_when_no_row_is_kept(run_generate):
+    run = run_generate("--prompt", "two\nlines", "--max_new_tokens", 3)
+    assert run.code == 0
+    assert run.stdout.startswith("two\nlines")
+    assert r"--prompt 'two\nlines'" in run.row.repro
+
+
+def full_disk() -> None:
+    def append(*_: object) -> None:
+        raise OSError("disk full, nothing was written")
+
+    generate.append = append
+
+
+def test_the_row_is_shown_when_it_cannot_be_written(run_generate, tmp_path):
+    run = run_generate(
+        "--max_new_tokens", 3, "--write_result", tmp_path / "rows.txt", prepare=full_disk
+    )
+    assert run.code == 1
+    assert run.row.status == "ok"
+    assert run.stdout.startswith(GenerateConfig.prompt)

@@ -107,7 +107,11 @@ def test_an_unknown_scaling_is_refused():
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"num_kv_heads": 4}, "6 heads over 4 KV heads"), ({"head_dim": 15}, "head_dim 15 is odd")],
+    [
+        ({"num_kv_heads": 4}, "6 heads over 4 KV heads"),
+        ({"head_dim": 15}, "head_dim 15: even"),
+        ({"head_dim": 2}, "head_dim 2: even"),
+    ],
 )
 def test_shapes_that_cannot_be_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):

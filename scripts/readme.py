@@ -1,0 +1,103 @@
+"""Fill the generated blocks of README.md: flags from the parser, files from their docstrings, rows.
+
+python scripts/readme.py [--check]
+"""
+
+import ast
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from config import UserError, flag, run  # noqa: E402
+from results import Row, read_rows  # noqa: E402
+
+README = ROOT / "README.md"
+CODE = [*sorted(ROOT.glob("*.py")), *sorted(ROOT.glob("kernels/*.py")), ROOT / "kernels" / "csrc"]
+CODE += sorted(ROOT.glob("scripts/*.py"))
+OTHERS = {
+    "kernels/csrc": "The C++ kernels of the CPU: decode attention over the stored cache.",
+    "benchmarks.sh": "The commands behind the rows of `benchmark_results.txt`.",
+    "benchmark_results.txt": "Rows, appended by the tool only.",
+    "tests/": "A file per module; the name of a test is the sentence that must hold.",
+}
+COLUMNS = {
+    "depth + prompt": lambda row: f"{row.depth + row.prompt_len}",
+    "K, V": lambda row: f"{row.k_format}, {row.v_format}",
+    "decode tok/s": lambda row: f"{row.decode_tok_s:.2f} ± {row.decode_ci_pct:.1f} %",
+    "TTFT s": lambda row: f"{row.ttft_s:.3f}",
+    "KV cache MB": lambda row: f"{1000 * row.kv_cache_gb:.1f}",
+    "peak GB": lambda row: f"{row.peak_mem_gb:.3f}",
+    "attention": lambda row: row.attention,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadmeConfig:
+    """Bring the generated blocks of README.md up to date."""
+
+    check: bool = flag(False, help="change nothing; fail when a block is out of date")
+    debug: bool = flag(False, help="show the traceback of an error")
+
+
+def flags() -> str:
+    """What `generate.py --help` says after its first lines."""
+    command = [sys.executable, "generate.py", "--help"]
+    text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return "```\n" + text.partition("options:\n")[2].rstrip() + "\n```"
+
+
+def files() -> str:
+    """A line per file: the first sentence of its docstring."""
+    lines = []
+    for path in CODE:
+        name = str(path.relative_to(ROOT))
+        if path.suffix != ".py":
+            lines.append(f"- `{name}` — {OTHERS[name]}")
+        elif docstring := ast.get_docstring(ast.parse(path.read_text())):
+            lines.append(f"- `{name}` — {' '.join(docstring.split(chr(10) * 2)[0].split())}")
+    others = [name for name in OTHERS if not name.startswith("kernels/")]
+    return "\n".join(lines + [f"- `{name}` — {OTHERS[name]}" for name in others])
+
+
+def table() -> str:
+    """The measured rows, with what is common to all of them in front."""
+    rows = [row for row in read_rows(ROOT / "benchmark_results.txt") if row.status == "ok"]
+    head = " | ".join(COLUMNS)
+    body = [" | ".join(cell(row) for cell in COLUMNS.values()) for row in rows]
+    rule = "|".join("---" for _ in COLUMNS)
+    return "\n".join(f"| {line} |" for line in (head, rule, *body)) + f"\n\n{common(rows[0])}"
+
+
+def common(row: Row) -> str:
+    return (
+        f"{row.model}, {row.dtype}, {row.new_tokens} new tokens, median of {row.num_samples}"
+        f" samples ± 95 % interval; {row.device_name}, {row.threads} threads, torch {row.torch}."
+    )
+
+
+def filled(text: str) -> str:
+    """README.md with every block between its markers made anew."""
+    for name, block in (("flags", flags()), ("files", files()), ("table", table())):
+        before, start, rest = text.partition(f"<!-- {name} -->\n")
+        _, end, after = rest.partition(f"<!-- end {name} -->")
+        if not start or not end:
+            raise UserError(f"README.md: no markers for {name}")
+        text = before + start + block + "\n" + end + after
+    return text
+
+
+def main(config: ReadmeConfig) -> None:
+    """Write README.md, or refuse when it is out of date."""
+    text = README.read_text()
+    if not config.check:
+        README.write_text(filled(text))
+    elif filled(text) != text:
+        raise UserError("README.md: out of date; run python scripts/readme.py")
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, ReadmeConfig))
