@@ -1,8 +1,6 @@
-"""Weight-only quantisation of a checkpoint.
+"""Weight-only quantisation of a checkpoint; the table of formats is empty, all are refused.
 
 python quantize.py SRC DST --quantization int8
-
-The table of weight formats is still empty: every request is refused.
 """
 
 import sys

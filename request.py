@@ -104,8 +104,8 @@ def clamp_new_tokens(stored: int, new_tokens: int, max_seq_len: int) -> int:
 def check_room(stored: int, max_seq_len: int) -> None:
     if stored >= max_seq_len:
         raise UserError(
-            f"--prompt: {stored} tokens (with --depth) leave no room in the model's context of"
-            f" {max_seq_len}; shorten the prompt"
+            f"--prompt, --depth: {stored} tokens or more leave no room in the model's context of"
+            f" {max_seq_len}; ask for fewer"
         )
 
 

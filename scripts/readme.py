@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT))
 
 from config import UserError, flag, run  # noqa: E402
 from results import Row, read_rows  # noqa: E402
+from summary import FLAG_WORDS  # noqa: E402
 
 README = ROOT / "README.md"
 CODE = [*sorted(ROOT.glob("*.py")), *sorted(ROOT.glob("kernels/*.py")), ROOT / "kernels" / "csrc"]
@@ -50,6 +51,11 @@ def flags() -> str:
     return "```\n" + text.partition("options:\n")[2].rstrip() + "\n```"
 
 
+def doubts() -> str:
+    """The flags of a row in words."""
+    return "\n".join(f"  - `{name}`: {words}" for name, words in FLAG_WORDS.items())
+
+
 def files() -> str:
     """A line per file: the first sentence of its docstring."""
     lines = []
@@ -81,7 +87,8 @@ def common(row: Row) -> str:
 
 def filled(text: str) -> str:
     """README.md with every block between its markers made anew."""
-    for name, block in (("flags", flags()), ("files", files()), ("table", table())):
+    for make in (flags, doubts, files, table):
+        name, block = make.__name__, make()
         before, start, rest = text.partition(f"<!-- {name} -->\n")
         _, end, after = rest.partition(f"<!-- end {name} -->")
         if not start or not end:

@@ -1,20 +1,14 @@
 """Shared by all tests: a tiny seeded model, and memory that is never silently zero."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from model import ModelConfig, Transformer
+from scripts import tiny_checkpoint
 
-TINY = ModelConfig(
-    num_layers=3,
-    num_heads=6,
-    num_kv_heads=2,
-    head_dim=16,
-    hidden_size=80,
-    intermediate_size=112,
-    vocab_size=320,
-    max_seq_len=512,
-)
+TINY = dataclasses.replace(tiny_checkpoint.TINY, num_layers=3, max_seq_len=512)
 
 
 def seeded_model(config: ModelConfig = TINY, dtype: torch.dtype = torch.float32) -> Transformer:

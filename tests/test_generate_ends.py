@@ -33,7 +33,7 @@ BAD_REQUESTS = [
     ("--max_new_tokens -3", "--max_new_tokens -3: must be at least 1"),
     ("--temperature nan", "--temperature nan: must be a finite number"),
     ("--cache_size 64 --max_new_tokens 60", "--cache_size 64: the run needs 78 slots"),
-    ("--prompt_tokens 2048", "2048 tokens (with --depth) leave no room in the model's context of"),
+    ("--prompt_tokens 2048", "2048 tokens or more leave no room in the model's context of"),
     ("--kv_cache_quantization int3", "--kv_cache_quantization int3: "),
     ("--kv_cache_quantization ''", "--kv_cache_quantization : "),
     ("--checkpoint_path {}/none", "{}/none: no such file or folder"),

@@ -166,7 +166,7 @@ def test_fewer_new_tokens_than_asked_for_are_told_with_the_three_numbers(caplog)
 )
 def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers(flags):
     message = refusal(resolved, **flags)
-    assert message.startswith("--prompt: 512 tokens")
+    assert message.startswith("--prompt, --depth: 512 tokens or more")
     assert "context of 512" in message
 
 
