@@ -137,11 +137,11 @@ class GGUFCheckpoint(Checkpoint):
         return weight
 
     def tokenizer(self) -> Tokenizer:
-        try:
-            with reading(self.path):
+        with reading(self.path):
+            try:
                 return gguf_tokenizer(self.fields.values)
-        except UserError as error:  # it knows the keys, not the file
-            raise UserError(f"{self.path}: {error}") from error
+            except UserError as error:  # it knows the keys, not the file
+                raise UserError(f"{self.path}: {error}") from error
 
 
 def shortest(value: float) -> float:

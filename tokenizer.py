@@ -82,7 +82,8 @@ def _read_tokenizer_json(folder: Path) -> Tokenizer:
     library.encode_special_tokens = True  # their text in a prompt is ordinary text
     ids = library.get_vocab()
     if not ids or max(ids.values()) > MOST_GAPS + len(ids):
-        raise UserError(f"{path}: {len(ids)} tokens with ids up to {max(ids.values(), default=0)}")
+        largest = max(ids.values(), default=0)
+        raise UserError(f"{path}: {len(ids)} tokens, ids up to {largest}; download it again")
     names = [""] * (max(ids.values()) + 1)
     for name, token_id in ids.items():
         names[token_id] = name

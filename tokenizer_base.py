@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tokenizers.pre_tokenizers import ByteLevel
 
-from config import UserError
+from config import UserError, describe
 
 END_MARKERS = frozenset(
     ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>", "</s>")
@@ -21,15 +21,14 @@ END_MARKERS = frozenset(
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
+def reading(source: Path | str) -> Iterator[None]:
     """Turn whatever a tokenizer library makes of a damaged file into one line naming it."""
     try:
         yield
     except (UserError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic in Rust is no Exception
-        cause = quoted(str(error)) or type(error).__name__
-        raise UserError(f"{path}: {cause}; download the tokenizer again") from None
+        raise UserError(f"{source}: {describe(error)}; download the tokenizer again") from None
 
 
 class TextStream:
@@ -95,7 +94,7 @@ class Tokenizer:
                 f"prompt: character {error.start} is no valid text; pass the prompt as UTF-8"
             ) from None
         bos = [] if self.bos_id is None else [self.bos_id]
-        with reading(Path("tokenizer")):
+        with reading("tokenizer"):
             return bos + self.encode_text(text)
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -92,3 +92,15 @@ def test_an_old_pth_file_that_is_no_zip_is_refused(tmp_path: Path) -> None:
     file = folder / "consolidated.00.pth"
     torch.save(torch.load(file), file, _use_new_zipfile_serialization=False)
     refusal(folder, "consolidated.00.pth", "re-save its tensors as safetensors")
+
+
+@pytest.mark.parametrize("merges", [5, ["no blank in it"]], ids=["type", "value"])
+def test_a_wrong_tokenizer_key_is_one_line_naming_the_gguf_file_once(
+    merges: object, tmp_path: Path
+) -> None:
+    checkpoint = open_checkpoint(tiny("gguf", tmp_path))
+    checkpoint.fields.values["tokenizer.ggml.merges"] = merges
+    with pytest.raises(UserError) as refused:
+        checkpoint.tokenizer()
+    assert str(refused.value).count(str(checkpoint.path)) == 1
+    assert "\n" not in str(refused.value)
