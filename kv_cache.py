@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from config import UserError
-from kernels import ops
+from kernels import native, ops
 from kernels.flash import flash_attention
 from kernels.merge import merge_partials
 from kv_formats import FORMATS
@@ -82,10 +82,11 @@ class KVCache(nn.Module):
 
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, start_pos: Tensor) -> Tensor:
         sm_scale = 1 / math.sqrt(self.head_dim)
+        stored_args = (self.k_parts, self.v_parts, start_pos, self.k_format, self.v_format)
         self._store(k, v, start_pos)
-        stored = ops.stored_attention(
-            q, self.k_parts, self.v_parts, start_pos, self.k_format, self.v_format, sm_scale
-        )
+        if q.device.type == "cpu" and native.is_loaded():
+            return torch.ops.kv_fast.decode_attention(q, k, v, *stored_args, sm_scale)
+        stored = ops.stored_attention(q, *stored_args, sm_scale)
         out, _ = merge_partials(stored, own_token(q, k, v, sm_scale))
         return out.to(q.dtype)
 

@@ -40,6 +40,12 @@ def load() -> bool:
     return True
 
 
+@torch.compiler.assume_constant_result
+def is_loaded() -> bool:
+    """`load()` where the caller is being compiled: called then, and its answer kept."""
+    return load()
+
+
 def instruction_sets() -> list[str]:
     """What the loaded kernels can run with here, best first: avx512, avx2, baseline."""
     return torch.ops.kv_fast.instruction_sets()

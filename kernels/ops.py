@@ -23,6 +23,13 @@ torch.library.define(
 )
 
 
+torch.library.define(
+    "kv_fast::decode_attention",
+    "(Tensor q, Tensor k_new, Tensor v_new, Tensor[] k, Tensor[] v, Tensor start_pos,"
+    " str k_format, str v_format, float sm_scale) -> Tensor",
+)
+
+
 def stored_attention(
     q: Tensor,
     k: list[Tensor],
@@ -60,6 +67,11 @@ def stored_attention(
 @torch.library.register_fake(NAME)
 def _(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape, dtype=torch.float32), q.new_empty(q.shape[:-1], dtype=torch.float32)
+
+
+@torch.library.register_fake("kv_fast::decode_attention")
+def _(q: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
 torch.library.impl(NAME, "CompositeExplicitAutograd", reference.stored_attention)

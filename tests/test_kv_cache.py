@@ -31,11 +31,23 @@ def implementation(request, monkeypatch):
     """Every implementation of the op that this machine can run, in turn."""
     if request.param == "reference":
         monkeypatch.setattr(ops, "stored_attention", reference.stored_attention)
+        monkeypatch.setattr(native, "is_loaded", lambda: False)
         yield request.param
         return
     torch.ops.kv_fast.use_instruction_set(request.param)
     yield request.param
     torch.ops.kv_fast.use_instruction_set(INSTRUCTION_SETS[0])
+
+
+def tolerance(implementation, name):
+    """Absolute error allowed for vectors of unit variance.
+
+    fp32 sums: a few roundings of 2^-24. Two digits: queries are rounded to 1 / (2 * 127 * 254) of
+    their largest channel, about 4 here, weights to 1 / (2 * 255 * 255) of the tile's largest; the
+    score's error of 64 channels is then about 4 / 64516 * sqrt(64 / 3) * sm_scale = 4e-5, of which
+    a few hundred results see four standard deviations.
+    """
+    return 2e-4 if (implementation, name) == ("avx512vnni", "int8") else 1e-5
 
 
 def oracle(q, k, v, lengths):
@@ -115,7 +127,12 @@ def test_query_t_equals_the_same_query_alone_one_slot_later(implementation):
     together = stored_attention(cache, q, torch.tensor([90]))
     for t in range(5):
         alone = stored_attention(cache, q[:, :, t : t + 1], torch.tensor([90 + t]))
-        torch.testing.assert_close(together[0][:, :, t : t + 1], alone[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            together[0][:, :, t : t + 1],
+            alone[0],
+            atol=tolerance(implementation, "int8"),
+            rtol=1e-5,
+        )
 
 
 def poison(cache, start, codes, others):
@@ -162,7 +179,9 @@ def test_decode_sees_its_own_token_exactly_and_earlier_ones_as_stored(name, impl
     answer = cache.attend(q, k, v, torch.tensor([100]))
     seen_k, seen_v = torch.cat((k_past[:, :, :100], k), 2), torch.cat((v_past[:, :, :100], v), 2)
     expected, _ = oracle(q, seen_k, seen_v, [torch.tensor([101])])
-    torch.testing.assert_close(answer, expected.float(), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        answer, expected.float(), atol=tolerance(implementation, name), rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -175,7 +194,9 @@ def test_verification_of_several_tokens_equals_decoding_them_one_by_one(name, im
     for t in range(5):
         new = (x[:, :, t : t + 1] for x in (q, k, v))
         alone = one_by_one.attend(*new, torch.tensor([70 + t]))
-        torch.testing.assert_close(answer[:, :, t : t + 1], alone, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            answer[:, :, t : t + 1], alone, atol=tolerance(implementation, name), rtol=1e-4
+        )
     for a, b in zip(together.buffers(), one_by_one.buffers(), strict=True):
         assert torch.equal(a, b)
 
@@ -219,8 +240,9 @@ def test_any_number_of_threads_gives_the_same_answer_and_the_same_bits_twice(thr
     finally:
         torch.set_num_threads(before)
     expected_out, expected_lse = oracle(q, k, v, [torch.tensor([1000])])
-    torch.testing.assert_close(out, expected_out.float(), atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(lse, expected_lse.float(), atol=1e-5, rtol=1e-5)
+    atol = tolerance(INSTRUCTION_SETS[0] if INSTRUCTION_SETS else "reference", "int8")
+    torch.testing.assert_close(out, expected_out.float(), atol=atol, rtol=1e-4)
+    torch.testing.assert_close(lse, expected_lse.float(), atol=atol, rtol=1e-5)
     assert torch.equal(out, again[0])
     assert torch.equal(lse, again[1])
 

@@ -1,0 +1,186 @@
+// Decode attention on the CPU, over the cache as it is stored: kv_fast::stored_attention, and
+// kv_fast::decode_attention, which adds each query's own token.
+//
+// The filled tiles of all (sequence, KV head) pairs are one line that is cut into equal parts, one
+// per thread, so that all cores are busy at batch 1 with any number of heads. K and V are read
+// once for the whole query group. Partial results are merged by log-sum-exp in a fixed order, so
+// the same threads give the same bits. See kernels/ops.py for the contract.
+
+#pragma once
+
+#include <numeric>
+
+#include "instruction_sets.h"
+
+namespace {
+
+constexpr int64_t GRAIN = 2;  // tiles per part at least: waking a thread costs more
+
+void check_parts(at::TensorList parts) {
+  for (const auto& part : parts) TORCH_CHECK_VALUE(part.is_contiguous(), "the cache is strided");
+  const auto type = parts[0].scalar_type();
+  TORCH_CHECK_VALUE(type == at::kFloat || type == at::kHalf || type == at::kBFloat16 ||
+                        type == at::kChar,
+                    "no CPU kernel for a cache of ", type);
+}
+
+Side side_of(at::TensorList parts, int64_t pair) {
+  const auto& payload = parts[0];  // [B, Hkv, S, D]
+  const int64_t num_slots = payload.size(2), pair_bytes = payload.stride(1) * payload.element_size();
+  return {static_cast<const char*>(payload.const_data_ptr()) + pair * pair_bytes,
+          parts.size() > 1 ? parts[1].const_data_ptr<BFloat16>() + pair * num_slots : nullptr,
+          payload.size(3) * payload.element_size()};
+}
+
+// Rows of x [..., width] times factor, as fp32 [rows, padded(width)], zero past width.
+Scratch<float> padded_rows(const at::Tensor& x, float factor) {
+  const auto rows = x.to(at::kFloat).contiguous();
+  const int64_t width = rows.size(-1), stride = padded(width), num_rows = rows.numel() / width;
+  Scratch<float> all(num_rows * stride);
+  const float* from = rows.const_data_ptr<float>();
+  for (int64_t r = 0; r < num_rows; ++r, from += width) {
+    float* to = all.data + r * stride;
+    for (int64_t i = 0; i < width; ++i) to[i] = from[i] * factor;
+    std::fill(to + width, to + stride, 0.0f);
+  }
+  return all;
+}
+
+// All pairs of a call. Their tiles form one line, cut into `num_parts` with results of their own;
+// each query's own token is one part more, where it is asked for.
+struct Work {
+  std::vector<Head> heads;
+  std::vector<int64_t> first_tile;  // [pairs + 1], on the line
+  int64_t num_rows, stride, num_parts, num_results;
+  std::vector<RowState> states;  // [pairs, results, rows]
+  Scratch<float> sums;           // [pairs, results, rows, stride]
+
+  Work(std::vector<Head> all, std::vector<int64_t> tiles, bool with_own)
+      : heads(std::move(all)),
+        first_tile(std::move(tiles)),
+        num_rows(heads[0].num_rows),
+        stride(padded(heads[0].head_dim)),
+        num_parts(std::clamp<int64_t>(first_tile.back() / GRAIN, 1, at::get_num_threads())),
+        num_results(num_parts + with_own),
+        states(row(heads.size(), 0)),
+        sums(row(heads.size(), 0) * stride) {}
+
+  int64_t row(int64_t pair, int64_t part) const { return (pair * num_results + part) * num_rows; }
+};
+
+// One part of the line, pair by pair.
+void run_part(Work& work, Attend* attend, int64_t part) {
+  const int64_t num_tiles = work.first_tile.back();
+  const int64_t begin = num_tiles * part / work.num_parts;
+  const int64_t end = num_tiles * (part + 1) / work.num_parts;
+  for (size_t pair = 0; pair < work.heads.size(); ++pair) {
+    const int64_t origin = work.first_tile[pair];
+    const int64_t lo = std::max(begin, origin), hi = std::min(end, work.first_tile[pair + 1]);
+    if (lo >= hi) continue;
+    const int64_t row = work.row(pair, part);
+    float* sums = work.sums.data + row * work.stride;
+    std::fill_n(sums, work.num_rows * work.stride, 0.0f);
+    attend(work.heads[pair], (lo - origin) * TILE,
+           std::min((hi - origin) * TILE, work.heads[pair].num_slots()), &work.states[row], sums);
+  }
+}
+
+// One row of one pair over all results: out [D] and its natural log-sum-exp.
+float merge_parts(const Work& work, int64_t pair, int64_t r, float* out) {
+  const int64_t head_dim = work.heads[pair].head_dim;
+  float top = MINUS_INFINITY, total = 0;
+  for (int64_t part = 0; part < work.num_results; ++part)
+    top = std::max(top, work.states[work.row(pair, part) + r].top);
+  std::fill_n(out, head_dim, 0.0f);
+  for (int64_t part = 0; part < work.num_results; ++part) {
+    const int64_t row = work.row(pair, part) + r;
+    const RowState& state = work.states[row];
+    if (state.top == MINUS_INFINITY) continue;
+    const float weight = std::exp2(state.top - top);
+    const float* sums = work.sums.data + row * work.stride;
+    total += weight * state.total();
+    for (int64_t d = 0; d < head_dim; ++d) out[d] += weight * sums[d];
+  }
+  if (total > 0)
+    for (int64_t d = 0; d < head_dim; ++d) out[d] /= total;
+  return (top + std::log2(total)) * float(M_LN2);
+}
+
+// The pairs of q [B, Hq, T, D] over K and V, with the padded rows of q; nothing is computed yet.
+Work make_work(const at::Tensor& q, const float* q_rows, at::TensorList k, at::TensorList v,
+               const int64_t* start_pos, bool with_own) {
+  check_parts(k), check_parts(v);
+  const int64_t num_queries = q.size(2), head_dim = q.size(3), num_kv_heads = k[0].size(1);
+  const int64_t num_rows = q.size(1) / num_kv_heads * num_queries;
+  std::vector<Head> heads;
+  std::vector<int64_t> first_tile = {0};
+  for (int64_t pair = 0; pair < q.size(0) * num_kv_heads; ++pair) {
+    heads.push_back({q_rows + pair * num_rows * padded(head_dim), side_of(k, pair),
+                     side_of(v, pair), num_rows, head_dim, num_queries,
+                     start_pos[pair / num_kv_heads]});
+    first_tile.push_back(first_tile.back() + (heads.back().num_slots() + TILE - 1) / TILE);
+  }
+  return Work(std::move(heads), std::move(first_tile), with_own);
+}
+
+void run(Work& work, at::TensorList k, at::TensorList v) {
+  Attend* attend = current->choose_attend(k[0].scalar_type(), v[0].scalar_type(), k[0].size(3));
+  at::parallel_for(0, work.num_parts, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t part = begin; part < end; ++part) run_part(work, attend, part);
+  });
+}
+
+std::tuple<at::Tensor, at::Tensor> stored_attention(
+    const at::Tensor& q, at::TensorList k, at::TensorList v, const at::Tensor& start_pos,
+    c10::string_view /*k_format*/, c10::string_view /*v_format*/, double sm_scale) {
+  const auto q_rows = padded_rows(q, sm_scale * M_LOG2E);
+  const auto filled = start_pos.to(at::kLong).contiguous();
+  Work work = make_work(q, q_rows.data, k, v, filled.const_data_ptr<int64_t>(), false);
+  run(work, k, v);
+
+  auto out = at::empty(q.sizes(), q.options().dtype(at::kFloat));
+  auto lse = at::empty(q.sizes().slice(0, 3), q.options().dtype(at::kFloat));
+  float* to = out.mutable_data_ptr<float>();
+  float* lse_to = lse.mutable_data_ptr<float>();
+  for (size_t pair = 0; pair < work.heads.size(); ++pair)
+    for (int64_t r = 0; r < work.num_rows; ++r, to += q.size(3))
+      *lse_to++ = merge_parts(work, pair, r, to);
+  return {out, lse};
+}
+
+// Each query's own token in full precision as the last result: out = v, lse = q . k.
+void add_own_tokens(Work& work, const at::Tensor& k, const at::Tensor& v) {
+  for (size_t pair = 0; pair < work.heads.size(); ++pair) {
+    const Head& head = work.heads[pair];
+    for (int64_t r = 0; r < work.num_rows; ++r) {
+      const int64_t row = work.row(pair, work.num_parts) + r;
+      const int64_t token = (pair * head.num_queries + r % head.num_queries) * head.head_dim;
+      const float* q = head.q + r * work.stride;
+      const float* key = k.const_data_ptr<float>() + token;
+      const float* value = v.const_data_ptr<float>() + token;
+      work.states[row] = {std::inner_product(q, q + head.head_dim, key, 0.0f), {1.0f}};
+      std::copy_n(value, head.head_dim, work.sums.data + row * work.stride);
+    }
+  }
+}
+
+at::Tensor decode_attention(const at::Tensor& q, const at::Tensor& k_new, const at::Tensor& v_new,
+                            at::TensorList k, at::TensorList v, const at::Tensor& start_pos,
+                            c10::string_view /*k_format*/, c10::string_view /*v_format*/,
+                            double sm_scale) {
+  const auto q_rows = padded_rows(q, sm_scale * M_LOG2E);
+  const auto own_k = k_new.to(at::kFloat).contiguous(), own_v = v_new.to(at::kFloat).contiguous();
+  const auto filled = start_pos.to(at::kLong).contiguous();
+  const int64_t* positions = filled.const_data_ptr<int64_t>();
+  Work work = make_work(q, q_rows.data, k, v, positions, true);
+  add_own_tokens(work, own_k, own_v);
+  run(work, k, v);
+
+  auto out = at::empty(q.sizes(), q.options().dtype(at::kFloat));
+  float* to = out.mutable_data_ptr<float>();
+  for (size_t pair = 0; pair < work.heads.size(); ++pair)
+    for (int64_t r = 0; r < work.num_rows; ++r, to += q.size(3)) merge_parts(work, pair, r, to);
+  return out.to(q.scalar_type());
+}
+
+}  // namespace

@@ -1,0 +1,56 @@
+// kv_fast::linear on the CPU: a matrix product of few rows, with the norm before and the SwiGLU and
+// the residual after it in the same parallel region. See kernels/ops.py for the contract.
+
+#pragma once
+
+#include "instruction_sets.h"
+
+namespace {
+
+// Features per part at least: waking a thread costs more.
+constexpr int64_t FEATURES = 16;
+
+// Rows of x [..., C] as fp32 [rows, padded(C)], zero past C; divided by their root mean square and
+// multiplied by `norm` [C], if there is one.
+Scratch<float> normed_rows(const at::Tensor& x, const std::optional<at::Tensor>& norm, double eps) {
+  auto all = padded_rows(x, 1.0f);
+  if (!norm) return all;
+  const int64_t width = x.size(-1), num_rows = x.numel() / width;
+  const auto weight = norm->to(at::kFloat).contiguous();
+  for (int64_t r = 0; r < num_rows; ++r) {
+    float* row = all.data + r * padded(width);
+    float squares = 0;
+    for (int64_t i = 0; i < width; ++i) squares += row[i] * row[i];
+    const float factor = 1 / std::sqrt(squares / width + float(eps));
+    for (int64_t i = 0; i < width; ++i) row[i] *= factor * weight.const_data_ptr<float>()[i];
+  }
+  return all;
+}
+
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
+                  const std::optional<at::Tensor>& norm, double eps,
+                  const std::optional<at::Tensor>& residual, bool swiglu) {
+  TORCH_CHECK_VALUE(weight.is_contiguous() && weight.size(1) == x.size(-1), "weight ",
+                    weight.sizes(), " for rows of ", x.size(-1));
+  const int64_t out_features = weight.size(0) / (swiglu ? 2 : 1);
+  const auto rows = normed_rows(x, norm, eps);
+  auto shape = x.sizes().vec();
+  shape.back() = out_features;
+  auto out = at::empty(shape, weight.options());
+  const auto added = residual ? residual->to(weight.scalar_type()).contiguous() : at::Tensor();
+  const Product product = {weight.const_data_ptr(),
+                           rows.data,
+                           residual ? added.const_data_ptr() : nullptr,
+                           out.mutable_data_ptr(),
+                           x.numel() / x.size(-1),
+                           x.size(-1),
+                           out_features,
+                           swiglu};
+  Multiply* multiply = current->choose_multiply(weight.scalar_type());
+  at::parallel_for(0, (out_features + 3) / 4, FEATURES / 4, [&](int64_t begin, int64_t end) {
+    multiply(product, 4 * begin, std::min(4 * end, out_features));
+  });
+  return out;
+}
+
+}  // namespace

@@ -1,0 +1,107 @@
+// What the host code of the CPU kernels hands to their inner loops.
+
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+#include <c10/util/bit_cast.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+// Inline all calls: loops over constants then keep their arrays in registers.
+#define FLATTEN __attribute__((flatten))
+
+namespace {
+
+using c10::BFloat16;
+using c10::Half;
+
+constexpr int64_t TILE = 64;  // slots per step: scores and decoded values stay in the L1 cache
+constexpr float MINUS_INFINITY = -std::numeric_limits<float>::infinity();
+
+// Elements per row of scratch: whole vectors of the widest registers.
+constexpr int64_t padded(int64_t width, int64_t multiple = 16) {
+  return (width + multiple - 1) / multiple * multiple;
+}
+
+inline float widen(float x) { return x; }
+inline float widen(int8_t x) { return x; }
+inline float widen(Half x) { return x; }
+inline float widen(BFloat16 x) { return c10::bit_cast<float>(uint32_t(x.x) << 16); }
+
+// Scratch, aligned to 64 bytes. Not a tensor: a kernel needs a dozen, at a microsecond each.
+template <class T>
+struct Scratch {
+  struct Free {
+    void operator()(T* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<T, Free> memory;
+  T* data;
+
+  explicit Scratch(int64_t count)
+      : memory(static_cast<T*>(std::aligned_alloc(64, padded(count * sizeof(T), 64)))),
+        data(memory.get()) {
+    TORCH_CHECK_WITH(OutOfMemoryError, data || count == 0, "no memory for kernel scratch");
+  }
+};
+
+// K or V of one sequence and KV head: payload [S, D], scale [S] or none.
+struct Side {
+  const char* payload;
+  const BFloat16* scale;
+  int64_t slot_bytes;  // of the payload
+
+  // Ask for slots that will be read soon. Nothing is read: past the end it does no harm.
+  void prefetch(int64_t first, int64_t count) const {
+    for (int64_t i = 0; i < count * slot_bytes; i += 64)
+      __builtin_prefetch(payload + first * slot_bytes + i, 0, 2);
+  }
+};
+
+// One KV head of one sequence with its query rows, row = g * T + t, scaled by sm_scale * log2(e).
+struct Head {
+  const float* q;  // [rows, padded(D)], zero past head_dim
+  Side k, v;
+  int64_t num_rows, head_dim, num_queries, filled;
+
+  int64_t bound(int64_t row) const { return filled + row % num_queries; }
+  int64_t num_slots() const { return filled + num_queries - 1; }
+};
+
+// Online softmax of one row, to base 2: its sums are relative to exp2(top).
+struct RowState {
+  float top = MINUS_INFINITY;
+  alignas(64) float totals[16] = {};  // the sum of the weights is the sum of these
+
+  float total() const { return std::accumulate(totals, totals + 16, 0.0f); }
+};
+
+// Attention of a head's rows over slots lo .. hi - 1, added to state and sums [rows, padded(D)].
+using Attend = void(const Head&, int64_t lo, int64_t hi, RowState* state, float* sums);
+
+// A matrix product of few rows with what surrounds it; see kernels/ops.py.
+struct Product {
+  const void* weight;  // [out_features or twice as many, in_features]
+  const float* x;      // [rows, padded(in_features)], zero past in_features
+  const void* residual;  // [rows, out_features] or none
+  void* out;             // [rows, out_features]
+  int64_t num_rows, in_features, out_features;
+  bool swiglu;
+};
+
+// Output features lo .. hi - 1 of all rows.
+using Multiply = void(const Product&, int64_t lo, int64_t hi);
+
+}  // namespace
