@@ -6,7 +6,6 @@ python generate.py --kv_cache_quantization --max_new_tokens 4096
 import importlib
 import json
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -40,7 +39,7 @@ def main(config: GenerateConfig) -> None:
     check_apart(config.write_result, checkpoint)
     tokenizer = checkpoint.tokenizer()
     request = resolve_request(config, checkpoint.config, tokenizer)
-    device = prepare_device(config)
+    device = machine.prepare_device(config.device, config.threads)
     check_memory(request, checkpoint, config.dtype, device)
     if config.compile:
         # Its modules take 0.2 GB: part of the program, as torch is, not of what the run holds.
@@ -94,19 +93,6 @@ def text_of(ids: Sequence[int], prompt_ids: Sequence[int], tokenizer: Tokenizer)
     """The prompt and the text of new ids after it."""
     stream = tokenizer.stream(prompt_ids)
     return tokenizer.decode(prompt_ids) + "".join(map(stream.push, ids)) + stream.flush()
-
-
-def prepare_device(config: GenerateConfig) -> torch.device:
-    """The device of the run, with its thread count set."""
-    device = machine.pick_device(config.device)
-    has_device = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not has_device.get(device.type, True):
-        raise UserError(f"--device {device.type}: there is none here; leave the flag out")
-    cores = os.cpu_count() or 1
-    if config.threads and config.threads > cores:
-        raise UserError(f"--threads {config.threads}: there are {cores} here; leave the flag out")
-    torch.set_num_threads(config.threads or machine.physical_cores())
-    return device
 
 
 def check_memory(

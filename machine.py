@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 import torch
 
+from config import UserError
+
 log = logging.getLogger("kv_fast")
 
 MIB = 1 << 20
@@ -23,6 +25,23 @@ CLEAR_REFS = Path("/proc/self/clear_refs")
 def pick_device(name: str | None) -> torch.device:
     """The device asked for, else CUDA where there is one, else the CPU."""
     return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def prepare_device(name: str | None, threads: int | None) -> torch.device:
+    """The device of a run, from --device and --threads, with its thread count set.
+
+    Raises:
+        UserError: there is no such device, or there are not so many cores.
+    """
+    device = pick_device(name)
+    has_device = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not has_device.get(device.type, True):
+        raise UserError(f"--device {device.type}: there is none here; leave the flag out")
+    cores = os.cpu_count() or 1
+    if threads and threads > cores:
+        raise UserError(f"--threads {threads}: there are {cores} here; leave the flag out")
+    torch.set_num_threads(threads or physical_cores())
+    return device
 
 
 def device_name(device: torch.device) -> str:
