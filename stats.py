@@ -1,10 +1,35 @@
-"""Statistics of a few samples: median, and the Student interval of their mean. Imports no torch."""
+"""Statistics of a few samples: centre, spread, interval of the mean, a line. Imports no torch."""
 
 import math
 from collections.abc import Sequence
-from statistics import fmean, median, stdev
+from statistics import correlation, fmean, linear_regression, median, quantiles, stdev
+from typing import NamedTuple
 
-__all__ = ["confidence_pct", "median", "t_quantile"]
+__all__ = ["LinearFit", "confidence_pct", "linear_fit", "median", "spread_pct", "t_quantile"]
+
+
+class LinearFit(NamedTuple):
+    """y = intercept + slope * x, and the share of y's variance that the line explains."""
+
+    intercept: float
+    slope: float
+    r_squared: float
+
+
+def linear_fit(x: Sequence[float], y: Sequence[float]) -> LinearFit:
+    """The least-squares line through points (x, y).
+
+    Raises:
+        ValueError: fewer than two points, or all of one x or of one y: R^2 is undefined.
+    """
+    slope, intercept = linear_regression(x, y)
+    return LinearFit(intercept, slope, correlation(x, y) ** 2)
+
+
+def spread_pct(samples: Sequence[float]) -> float:
+    """Distance between the quartiles of two samples or more, in percent of their median."""
+    first, middle, third = quantiles(samples, n=4, method="inclusive")
+    return 100 * (third - first) / middle
 
 
 def confidence_pct(samples: Sequence[float]) -> float | None:

@@ -1,10 +1,10 @@
-"""Quantiles and intervals against published tables and closed forms."""
+"""Quantiles, intervals and lines against published tables and closed forms."""
 
 import math
 
 import pytest
 
-from stats import confidence_pct, median, t_quantile
+from stats import confidence_pct, linear_fit, median, spread_pct, t_quantile
 
 # NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2, three decimals; four where known.
 TABLE = [
@@ -45,3 +45,24 @@ def test_the_interval_of_known_samples():
 
 def test_the_median_of_an_even_count_is_the_mean_of_the_middle():
     assert median([4.0, 1.0, 3.0, 2.0]) == 2.5
+
+
+def test_the_spread_is_that_of_the_middle_half():
+    # quartiles 2, 3, 4: the far sample does not count
+    assert spread_pct([1.0, 5000.0, 3.0, 2.0, 4.0]) == pytest.approx(100 * 2 / 3)
+    assert spread_pct([2.0, 2.0]) == 0
+
+
+def test_a_line_through_known_points():
+    fit = linear_fit([1, 2, 3, 4], [1, 3, 5, 7])
+    assert fit == pytest.approx((-1, 2, 1))
+    # Anscombe's first quartet: 3.00 + 0.500 x, R^2 = 0.67
+    x = [10, 8, 13, 9, 11, 14, 6, 4, 12, 7, 5]
+    y = [8.04, 6.95, 7.58, 8.81, 8.33, 9.96, 7.24, 4.26, 10.84, 4.82, 5.68]
+    assert linear_fit(x, y) == pytest.approx((3.0001, 0.50009, 0.66654), abs=1e-4)
+
+
+@pytest.mark.parametrize(("x", "y"), [([], []), ([1], [2]), ([3, 3], [1, 2]), ([1, 2], [3, 3])])
+def test_a_line_that_is_not_determined_is_refused(x, y):
+    with pytest.raises(ValueError, match=r"at least two|constant"):
+        linear_fit(x, y)
