@@ -1,11 +1,14 @@
 """The bytes of a run: what is stored, what a decode step reads, what memory is expected."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
-from kv_cache import bytes_per_token
+from kv_cache import bytes_per_token, past_scratch_bytes, payload_bytes_per_token
 from model import ModelConfig, Transformer
 from request import Request
+from summary import size_text
 
 
 def model_size_bytes(model: Transformer) -> int:
@@ -35,20 +38,34 @@ def step_bytes(model: Transformer, request: Request, new_tokens: int) -> int:
 
 
 def workspace_bytes(request: Request, config: ModelConfig, dtype: torch.dtype) -> int:
-    """Declared scratch: the activations of the largest prefill chunk, and the logits."""
-    rows = min(request.prefill_chunk, max(len(request.depth_ids), len(request.prompt_ids)))
-    mlp = 2 * config.hidden_size + 3 * config.intermediate_size
+    """Declared scratch: of the largest prefill chunk, in its MLP or its attention, and the logits.
+
+    The context adds nothing to it: attention takes what is stored block by block.
+    """
+    rows = request.largest_chunk
+    mlp = rows * (2 * config.hidden_size + 4 * config.intermediate_size) * dtype.itemsize
     heads = config.num_heads + 2 * config.num_kv_heads
-    attention = 3 * config.hidden_size + 2 * heads * config.head_dim
-    return rows * max(mlp, attention) * dtype.itemsize + config.vocab_size * 4
+    attention = rows * (3 * config.hidden_size + 2 * heads * config.head_dim) * dtype.itemsize
+    past_len = request.stored if request.stored > rows else 0
+    attention += past_scratch_bytes(config, request.formats, rows, past_len, dtype)
+    return max(mlp, attention) + config.vocab_size * 4
 
 
 def expected_bytes(request: Request, config: ModelConfig, dtype: torch.dtype) -> dict[str, int]:
-    """What a run will hold, before anything is allocated: weights, KV cache, workspace."""
+    """What a run will hold, by part, before anything is allocated."""
     with torch.device("meta"):
         weights = sum(p.numel() for p in Transformer(config).parameters()) * dtype.itemsize
+    cache = request.cache_len * bytes_per_token(config, request.formats)
+    data = request.cache_len * payload_bytes_per_token(config, request.formats)
     return {
         "weights": weights,
-        "KV cache": request.cache_len * bytes_per_token(config, request.formats),
+        "KV cache data": data,
+        "KV cache scales": cache - data,
         "workspace": workspace_bytes(request, config, dtype),
     }
+
+
+def describe_bytes(parts: Mapping[str, int]) -> str:
+    """The sum of the parts, and each of them: `2.50 GB (weights 2.00 GB, workspace 0.50 GB)`."""
+    listed = ", ".join(f"{name} {size_text(size / 1e9)}" for name, size in parts.items() if size)
+    return f"{size_text(sum(parts.values()) / 1e9)} ({listed})"

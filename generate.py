@@ -7,7 +7,7 @@ import importlib
 import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from measure import Recording, Runner
 from report import Measured, make_row
 from request import Request, resolve_request
 from results import Row, append, format_row, to_json
-from summary import summary
+from summary import size_text, summary
 from tokenizer import Tokenizer
 
 log = logging.getLogger("kv_fast")
@@ -40,11 +40,7 @@ def main(config: GenerateConfig) -> None:
     tokenizer = checkpoint.tokenizer()
     request = resolve_request(config, checkpoint.config, tokenizer)
     device = machine.prepare_device(config.device, config.threads)
-    check_memory(request, checkpoint, config.dtype, device)
-    if config.compile:
-        # Its modules take 0.2 GB: part of the program, as torch is, not of what the run holds.
-        importlib.import_module("torch._inductor.compile_fx")
-    memory = machine.PeakMemory(device)
+    memory = promise_memory(config, request, checkpoint, device)
     runner = make_runner(config, checkpoint, request, tokenizer, device)
     printer = TextPrinter(tokenizer, request.prompt_ids) if streams_text(config) else None
     measured = measure(config, runner, memory, printer)
@@ -95,16 +91,31 @@ def text_of(ids: Sequence[int], prompt_ids: Sequence[int], tokenizer: Tokenizer)
     return tokenizer.decode(prompt_ids) + "".join(map(stream.push, ids)) + stream.flush()
 
 
-def check_memory(
-    request: Request, checkpoint: Checkpoint, dtype: str, device: torch.device
-) -> None:
+def promise_memory(
+    config: GenerateConfig, request: Request, checkpoint: Checkpoint, device: torch.device
+) -> machine.PeakMemory:
+    """Say what the run will hold before any of it is allocated, and open its memory windows.
+
+    Raises:
+        UserError: it cannot fit.
+    """
+    parts = accounting.expected_bytes(request, checkpoint.config, getattr(torch, config.dtype))
+    check_memory(parts, checkpoint.path, device)
+    if config.compile:
+        # Its modules take 0.2 GB: part of the program, as torch is, not of what the run holds.
+        importlib.import_module("torch._inductor.compile_fx")
+    memory = machine.PeakMemory(device)
+    whole = parts | {"Python and torch": memory.base_bytes}
+    log.info("expected peak memory: %s", accounting.describe_bytes(whole))
+    return memory
+
+
+def check_memory(parts: Mapping[str, int], path: Path, device: torch.device) -> None:
     """Refuse a run that cannot fit, with the numbers."""
-    needs = accounting.expected_bytes(request, checkpoint.config, getattr(torch, dtype))
-    free, needed = machine.free_bytes(device), sum(needs.values())
-    if needed > free:
-        parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in needs.items())
+    free = machine.free_bytes(device)
+    if sum(parts.values()) > free:
         raise UserError(
-            f"{checkpoint.path}: needs {needed / 1e9:.2f} GB ({parts}), {free / 1e9:.2f} free;"
+            f"{path}: needs {accounting.describe_bytes(parts)}, {size_text(free / 1e9)} free;"
             " fewer slots (--cache_size, --max_new_tokens) or --kv_cache_quantization need less"
         )
 
@@ -135,9 +146,14 @@ def make_runner(
 def measure(
     config: GenerateConfig, runner: Runner, memory: machine.PeakMemory, printer: TextPrinter | None
 ) -> Measured:
-    """Fill to depth, warm up twice, then take the samples within one memory window."""
+    """Fill to depth, warm up twice, then take the samples.
+
+    The peak is that of the fill and of the samples: loading and compiling are left out.
+    """
     busy_cores = machine.busy_cores()
+    memory.reset()
     runner.fill()
+    fill_peak_bytes = memory.peak_bytes()
     log.info("warming up%s", ", compiling the decode step" if config.compile else "")
     first_s = runner.warm_up()
     memory.reset()
@@ -148,7 +164,7 @@ def measure(
         recordings=take_samples(config, runner, printer),
         compile_s=max(0.0, first_s - second_s) if config.compile else None,
         base_bytes=memory.base_bytes,
-        peak_bytes=memory.peak_bytes(),
+        peak_bytes=max(fill_peak_bytes, memory.peak_bytes()),
         peak_is_sampled=memory.is_sampled,
         is_streamed=printer is not None,
     )

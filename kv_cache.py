@@ -151,6 +151,30 @@ def bytes_per_token(config: ModelConfig, formats: tuple[str, str]) -> int:
     return config.num_layers * config.num_kv_heads * per_head
 
 
+def payload_bytes_per_token(config: ModelConfig, formats: tuple[str, str]) -> int:
+    """Of `bytes_per_token` the data; the rest is scales."""
+    payloads = (FORMATS[name].parts(config.head_dim)[0] for name in formats)
+    per_head = sum(payload.width * payload.dtype.itemsize for payload in payloads)
+    return config.num_layers * config.num_kv_heads * per_head
+
+
+def past_scratch_bytes(
+    config: ModelConfig, formats: tuple[str, str], rows: int, past_len: int, dtype: torch.dtype
+) -> int:
+    """Scratch of `KVCache` for a chunk of `rows` tokens behind `past_len` stored slots.
+
+    Results [rows, Hq, D]: one in dtype, and four in fp32 while two are merged. One block of slots:
+    K and V in dtype unless stored so, and fp32 codes and product while one of them is decoded.
+    """
+    if not past_len:
+        return 0
+    results = rows * config.num_heads * config.head_dim * (dtype.itemsize + 4 * 4)
+    decoded = [n for n in formats if FORMATS[n].parts(config.head_dim)[0].dtype != dtype]
+    per_value = len(decoded) * dtype.itemsize + (2 * 4 if decoded else 0)
+    slots = min(PREFILL_BLOCK, past_len) * config.num_kv_heads
+    return results + slots * config.head_dim * per_value
+
+
 def describe_caches(caches: nn.ModuleList) -> str:
     """One line about what is really there, read from the tensors."""
     cache: KVCache = caches[0]  # type: ignore[assignment]

@@ -32,7 +32,7 @@ class Measured:
         recordings: one per sample, at least one.
         compile_s: None without compilation.
         base_bytes: resident before anything was loaded; 0 on CUDA.
-        peak_bytes: of the window from the second warm-up on.
+        peak_bytes: of the depth fill, and from the second warm-up on.
         peak_is_sampled: short peaks may be missing.
         is_streamed: text was printed while the clock ran.
     """

@@ -46,6 +46,11 @@ class Request:
         return len(self.depth_ids) + len(self.prompt_ids)
 
     @property
+    def largest_chunk(self) -> int:
+        """Tokens of the largest prefill step."""
+        return min(self.prefill_chunk, max(len(self.depth_ids), len(self.prompt_ids)))
+
+    @property
     def prompt_sha(self) -> str:
         """12 hex digits of the SHA-256 of all ids, as little-endian int32."""
         ids = np.array(self.depth_ids + self.prompt_ids, dtype="<i4")

@@ -34,6 +34,11 @@ SUMMARY = (
 )
 
 
+def size_text(size_gb: float) -> str:
+    """A number of GB for people, below 0.1 in MB."""
+    return f"{size_gb:.2f} GB" if abs(size_gb) >= 0.1 else f"{1000 * size_gb:.1f} MB"
+
+
 class _SummaryFormatter(string.Formatter):
     """Adds `:time`, in s or ms, and `:size`, in GB or MB."""
 
@@ -41,7 +46,7 @@ class _SummaryFormatter(string.Formatter):
         if format_spec == "time":
             return f"{value:.2f} s" if value >= 1 else f"{1000 * value:.2f} ms"
         if format_spec == "size":
-            return f"{value:.2f} GB" if abs(value) >= 0.1 else f"{1000 * value:.1f} MB"
+            return size_text(value)
         return super().format_field(value, format_spec)
 
 

@@ -7,7 +7,7 @@ import torch
 from conftest import TINY, seeded_model
 
 import accounting
-from kv_cache import bytes_per_token, make_caches
+from kv_cache import PREFILL_BLOCK, bytes_per_token, make_caches
 from kv_formats import FORMATS
 from model import ModelConfig, Transformer
 from request import Request
@@ -120,11 +120,14 @@ def test_the_kv_cache_is_as_large_as_its_tensors(config, k_format, v_format):
 def test_expected_bytes_equal_what_is_then_allocated(config, kv_format):
     request = make_request(cache_len=384, formats=(kv_format, kv_format))
     expected = accounting.expected_bytes(request, config, torch.bfloat16)
-    assert list(expected) == ["weights", "KV cache", "workspace"]
+    assert list(expected) == ["weights", "KV cache data", "KV cache scales", "workspace"]
     model = seeded_model(config, torch.bfloat16)
     caches = make_caches(config, request.formats, 1, request.cache_len)
     assert expected["weights"] == accounting.model_size_bytes(model)
-    assert expected["KV cache"] == accounting.kv_cache_bytes(caches)
+    parts = [cache.k_parts + cache.v_parts for cache in caches]
+    data = sum(part.nbytes for cache in parts for part in cache if part.shape[-1] > 1)
+    assert expected["KV cache data"] == data
+    assert data + expected["KV cache scales"] == accounting.kv_cache_bytes(caches)
 
 
 def test_an_expected_size_takes_no_memory_to_compute():
@@ -134,25 +137,51 @@ def test_an_expected_size_takes_no_memory_to_compute():
     assert sum(expected.values()) > 1e12
 
 
+MLP_VALUES = 2 * 4096 + 4 * 14336  # of Llama-3.1-8B, per token of a chunk
+ATTENTION_VALUES = 3 * 4096 + 2 * (32 + 2 * 8) * 128
+RESULT_BYTES = 32 * 128 * (2 + 4 * 4)  # one result in bf16, and four in fp32 in the merge
+LOGITS_BYTES = 128256 * 4
+
+
 @pytest.mark.parametrize(
     ("request_", "rows"),
     [
         (make_request(prompt=7), 7),
-        (make_request(prompt=7, depth=90), 90),
-        (make_request(prompt=7, depth=90, chunk=16), 16),
+        (make_request(prompt=900, depth=7), 900),
+        (make_request(prompt=7, depth=900), 900),
+        (make_request(prompt=7, depth=5000, chunk=1600), 1600),
     ],
 )
-def test_the_workspace_is_that_of_the_largest_chunk_and_one_row_of_logits(request_, rows):
-    # of Llama-3.1-8B: 2 * 4096 + 3 * 14336 values beat 3 * 4096 + 2 * 48 * 128
-    expected = rows * 51200 * 2 + 128256 * 4
+def test_the_workspace_is_that_of_the_mlp_where_the_largest_chunk_is_large(request_, rows):
+    expected = rows * MLP_VALUES * 2 + LOGITS_BYTES
     assert accounting.workspace_bytes(request_, LLAMA_31_8B, torch.bfloat16) == expected
 
 
-def test_the_workspace_is_that_of_attention_where_the_mlp_is_small():
+@pytest.mark.parametrize(
+    ("kv_format", "value_bytes"),
+    [("bf16", 0), ("int8", 2 + 2 + 4 + 4)],  # K and V, fp32 codes and product
+)
+@pytest.mark.parametrize(("depth", "slots"), [(90, 97), (10**5, PREFILL_BLOCK)])
+def test_the_workspace_behind_a_depth_holds_a_merge_and_one_decoded_block(
+    kv_format, value_bytes, depth, slots
+):
     small_mlp = dataclasses.replace(LLAMA_31_8B, intermediate_size=4096)
-    expected = 7 * (3 * 4096 + 2 * 48 * 128) * 2 + 128256 * 4
-    request = make_request(prompt=7)
+    request = make_request(prompt=7, depth=depth, chunk=16, formats=(kv_format, kv_format))
+    attention = 16 * (ATTENTION_VALUES * 2 + RESULT_BYTES) + slots * 8 * 128 * value_bytes
+    expected = attention + LOGITS_BYTES
     assert accounting.workspace_bytes(request, small_mlp, torch.bfloat16) == expected
+
+
+def test_one_chunk_without_a_depth_merges_nothing():
+    small_mlp = dataclasses.replace(LLAMA_31_8B, intermediate_size=4096)
+    expected = 7 * ATTENTION_VALUES * 2 + LOGITS_BYTES
+    request = make_request(prompt=7, formats=("int8", "int8"))
+    assert accounting.workspace_bytes(request, small_mlp, torch.bfloat16) == expected
+
+
+def test_bytes_are_described_by_their_sum_and_their_parts():
+    text = accounting.describe_bytes({"weights": 2 * 10**9, "scales": 0, "workspace": 45_100_000})
+    assert text == "2.05 GB (weights 2.00 GB, workspace 45.1 MB)"
 
 
 @pytest.mark.parametrize("new_tokens", [2, 3, 9])

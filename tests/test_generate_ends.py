@@ -43,7 +43,7 @@ BAD_REQUESTS = [
     ("--write_result {}", "{}: cannot be written"),
     ("--prompt a --prompt_tokens 5", "--prompt and --prompt_tokens: exclude each other"),
     ("--device mps", "--device mps: there is none here"),
-    ("--cache_size 100000000000", "needs 51200.0"),
+    ("--cache_size 100000000000", "needs 51200.00 GB (weights 0.5 MB, KV cache data 51200.00 GB"),
 ]
 
 
