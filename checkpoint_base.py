@@ -1,10 +1,11 @@
-"""What the three checkpoint formats share: names and shapes checked, rows stacked, rope unified.
+"""What a checkpoint is, and what file formats share: names, shapes, stacked rows, one rope layout.
 
 A format says which tensors its files hold, under which names, and how one of them is read
 (checkpoint_hf.py, checkpoint_meta.py, checkpoint_gguf.py). Everything else is here, once.
 """
 
 import functools
+import hashlib
 import json
 import math
 import mmap
@@ -12,7 +13,7 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,12 @@ from model import ModelConfig, Transformer
 from tokenizer_base import Tokenizer
 
 COMPLETE = "complete the download, or take another checkpoint"
+
+
+HASHED_WHOLE_BYTES = 10**9
+HASHED_HEAD_BYTES = 1 << 20
+HASHED_BLOCKS = 64
+HASHED_BLOCK_BYTES = 1 << 16
 
 
 @contextmanager
@@ -123,12 +130,43 @@ class Source:
 
 
 class Checkpoint(ABC):
-    """One readable model, whatever its format.
+    """One model, wherever its weights come from.
 
     Attributes:
         path: What was opened.
-        name: Base name for result rows: of the folder, or of the file without ".gguf".
+        name: For result rows.
         config: Shapes and constants.
+    """
+
+    path: Path
+    name: str
+    config: ModelConfig
+
+    @property
+    @abstractmethod
+    def sha(self) -> str:
+        """Identity of the weights, whatever their path: 12 hex digits of SHA-256."""
+
+    @abstractmethod
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that belongs to the weights."""
+
+    @abstractmethod
+    def weights(
+        self, device: torch.device | str, dtype: torch.dtype
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Each parameter of `Transformer` once, by name, made when it is asked for.
+
+        Yields:
+            name, tensor in memory of its own. A tied head does not appear.
+        """
+
+
+class FileCheckpoint(Checkpoint):
+    """A model in files, of any format.
+
+    Attributes:
+        name: Of the folder, or of the file without ".gguf".
         dtype: The dtype most bytes are stored in; None when they are quantised blocks.
         weight_files: The files the tensors come from, in reading order.
     """
@@ -137,19 +175,22 @@ class Checkpoint(ABC):
     names: ClassVar[Mapping[str, Sequence[str]]]
     interleaved_rope: ClassVar[bool]
 
-    path: Path
-    name: str
-    config: ModelConfig
     dtype: torch.dtype | None
     weight_files: tuple[Path, ...]
+
+    @property
+    def sha(self) -> str:
+        return model_sha(self.weight_files)
 
     @abstractmethod
     def read(self, name: str) -> Tensor:
         """One tensor of the file under the file's name; may be a view of the mapped file."""
 
-    @abstractmethod
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer that belongs to the weights."""
+    def weights(
+        self, device: torch.device | str, dtype: torch.dtype
+    ) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self.tensors():
+            yield name, tensor.to(device, dtype, copy=True)
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Refuse files whose headers are not exactly the model that the config describes.
@@ -241,3 +282,27 @@ def main_dtype(sizes: Sequence[tuple[torch.dtype | None, int]]) -> torch.dtype |
     for dtype, num_bytes in sizes:
         totals[dtype] += num_bytes
     return totals.most_common(1)[0][0]
+
+
+def model_sha(files: Iterable[Path]) -> str:
+    """Identity of a set of weights, whatever its path: 12 hex digits of SHA-256.
+
+    Files are hashed in the order given. Below 1 GB together they are hashed whole; beyond, each
+    gives its size, its first MiB, and 64 blocks of 64 KiB evenly spread from start to end.
+    """
+    files = list(files)
+    digest = hashlib.sha256()
+    is_whole = sum(file.stat().st_size for file in files) < HASHED_WHOLE_BYTES
+    for file in files:
+        with file.open("rb") as opened:
+            if is_whole:
+                while chunk := opened.read(HASHED_HEAD_BYTES):
+                    digest.update(chunk)
+                continue
+            size = file.stat().st_size
+            digest.update(str(size).encode())
+            digest.update(opened.read(HASHED_HEAD_BYTES))
+            for block in range(HASHED_BLOCKS):
+                opened.seek(max(0, size - HASHED_BLOCK_BYTES) * block // (HASHED_BLOCKS - 1))
+                digest.update(opened.read(HASHED_BLOCK_BYTES))
+    return digest.hexdigest()[:12]

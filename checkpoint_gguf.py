@@ -11,8 +11,8 @@ from torch import Tensor
 
 from checkpoint_base import (
     COMPLETE,
-    Checkpoint,
     Fields,
+    FileCheckpoint,
     main_dtype,
     refusing,
     short_lived_tensor,
@@ -33,7 +33,7 @@ PLAIN_DTYPES = {
 }
 
 
-class GGUFCheckpoint(Checkpoint):
+class GGUFCheckpoint(FileCheckpoint):
     """One .gguf file of the llama architecture; without `output.weight` the head is tied."""
 
     names = {

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from checkpoint_base import (
     COMPLETE,
-    Checkpoint,
     Fields,
+    FileCheckpoint,
     main_dtype,
     refusing,
 )
@@ -33,7 +33,7 @@ SAFETENSORS_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.
 INDEX_NAME = "model.safetensors.index.json"
 
 
-class HFCheckpoint(Checkpoint):
+class HFCheckpoint(FileCheckpoint):
     """config.json beside safetensors files; q and k rows already are in the half-split layout."""
 
     names = {

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from checkpoint_base import COMPLETE, Checkpoint, Fields, main_dtype, refusing
+from checkpoint_base import COMPLETE, Fields, FileCheckpoint, main_dtype, refusing
 from checkpoint_hf import folder_name
 from config import UserError, printable
 from model import ModelConfig, RopeScaling
@@ -30,7 +30,7 @@ PICKLE_ERRORS = (
 )
 
 
-class MetaCheckpoint(Checkpoint):
+class MetaCheckpoint(FileCheckpoint):
     """params.json beside one consolidated.00.pth, whose head is always stored, hence untied."""
 
     names = {

@@ -28,6 +28,7 @@ NOT_IN_A_ROW = re.compile(f"[{CONTROLS}\ud800-\udfff]")
 STOP_SIGNALS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 ]
+RANDOM_PREFIX = "random:"  # of a --checkpoint_path that names a shape instead of files
 METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
 C = TypeVar("C")
@@ -188,7 +189,8 @@ class GenerateConfig:
 
     checkpoint_path: str | None = flag(
         None,
-        help="HF folder, Meta folder, .gguf file or hub id; without it: SmolLM2-135M-Instruct",
+        help="HF folder, Meta folder, .gguf file, hub id or random:NAME;"
+        " without it: SmolLM2-135M-Instruct",
     )
     prompt: str = flag("Hello, my name is", help="text to continue")
     prompt_file: Path | None = flag(None, help="read the prompt from this UTF-8 file")

@@ -75,9 +75,8 @@ def load_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype)
     model.rope_freqs = model.rope_freqs.to(device)
     total = sum(p.numel() for p in model.parameters()) * dtype.itemsize
     with tqdm(total=total, desc="load", unit="B", unit_scale=True, disable=None) as bar:
-        for name, tensor in checkpoint.tensors():
+        for name, weight in checkpoint.weights(device, dtype):
             module, _, leaf = name.rpartition(".")
-            weight = tensor.to(device, dtype, copy=True)
             setattr(model.get_submodule(module), leaf, nn.Parameter(weight, requires_grad=False))
             bar.update(weight.nbytes)
     if checkpoint.config.tie_embeddings:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from config import UserError, describe, flag, printable, run
+from config import RANDOM_PREFIX, UserError, describe, flag, printable, run
 
 CHECKPOINTS = Path(__file__).resolve().parent / "checkpoints"
 DEFAULT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -47,8 +47,9 @@ def resolve(checkpoint_path: str | None) -> Path:
     """The file or folder of a checkpoint on this machine.
 
     Args:
-        checkpoint_path: A path, or a hub id `owner/name`, which is fetched. None: the default
-            model, SmolLM2-135M-Instruct, fetched once into checkpoints/ beside this file.
+        checkpoint_path: A path, or a hub id `owner/name`, which is fetched. `random:NAME` stays as
+            it is. None: the default model, SmolLM2-135M-Instruct, fetched once into checkpoints/
+            beside this file.
 
     Raises:
         UserError: no such path, or it cannot be fetched.
@@ -56,6 +57,8 @@ def resolve(checkpoint_path: str | None) -> Path:
     if checkpoint_path is None:
         return default_model()
     path = Path(checkpoint_path)
+    if checkpoint_path.startswith(RANDOM_PREFIX):
+        return path
     if os.path.exists(path):  # noqa: PTH110  (Path.exists raises for a name that is too long)
         return path
     # "checkpoints/typo" has the form of a hub id, but its folder says what was meant.

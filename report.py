@@ -14,7 +14,7 @@ import torch
 
 import accounting
 import machine
-from checkpoint import Checkpoint, model_sha
+from checkpoint import Checkpoint
 from config import GenerateConfig, printable, repro_command
 from engine import Engine
 from measure import Recording, Runner
@@ -70,7 +70,7 @@ def make_row(
         "time": measured.time.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "status": "ok",
         "model": printable(checkpoint.name),
-        "model_sha": model_sha(checkpoint.weight_files),
+        "model_sha": checkpoint.sha,
         "prompt_sha": runner.request.prompt_sha,
         "repro": repro_command("generate.py", config),
         **_settings(config, runner, measured),

@@ -121,7 +121,7 @@ def random_weights(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
 
 def weights_of(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """The weights of an existing checkpoint in bf16 under Hugging Face's names."""
-    ours = {name: tensor.bfloat16() for name, tensor in checkpoint.tensors()}
+    ours = dict(checkpoint.weights("cpu", torch.bfloat16))
     weights = {}
     start = dict.fromkeys(ours, 0)
     for names in tensor_names(checkpoint.config):

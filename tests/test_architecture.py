@@ -18,7 +18,7 @@ LAYERS = [
     {"kernels", "tokenizer_gguf", "tokenizer", "results"},
     {"model"},
     {"kv_cache", "machine", "summary", "checkpoint_base", "checkpoint_gguf_header"},
-    {"checkpoint_hf", "checkpoint_meta", "checkpoint_gguf"},
+    {"checkpoint_hf", "checkpoint_meta", "checkpoint_gguf", "checkpoint_random"},
     {"checkpoint", "fetch"},
     {"quantize", "engine", "request"},
     {"accounting", "measure"},

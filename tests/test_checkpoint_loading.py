@@ -17,7 +17,7 @@ from checkpoint_kinds import tiny
 from gguf import GGMLQuantizationType
 from torch import Tensor
 
-import checkpoint
+import checkpoint_base
 import fetch
 from checkpoint import model_sha, open_checkpoint
 from checkpoint_gguf_header import read_header
@@ -137,7 +137,7 @@ def test_model_sha_of_small_files_is_that_of_their_bytes(tmp_path: Path) -> None
 def test_model_sha_of_large_files_sees_start_end_and_samples(
     offset: int, is_seen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "HASHED_WHOLE_BYTES", 1 << 25)
+    monkeypatch.setattr(checkpoint_base, "HASHED_WHOLE_BYTES", 1 << 25)
     file = tmp_path / "a"
     with file.open("wb") as opened:
         opened.truncate(1 << 26)
@@ -213,7 +213,7 @@ def test_loading_needs_the_model_one_tensor_and_a_tenth(
         [sys.executable, "-c", MEASURE, str(path)],
         stdout=subprocess.PIPE,
         check=True,
-        cwd=Path(checkpoint.__file__).parent,
+        cwd=Path(checkpoint_base.__file__).parent,
     )
     used, model_bytes, largest_bytes = json.loads(done.stdout)
     assert model_bytes > 90e6

@@ -246,3 +246,9 @@ def test_a_gated_model_says_how_to_get_access(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     failure("owner/gated", "owner/gated: access to this model is restricted", "hf auth login")
+
+
+def test_a_random_model_is_no_path_and_nothing_is_fetched(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert fetch.resolve("random:tiny") == Path("random:tiny")
+    assert list(tmp_path.iterdir()) == []

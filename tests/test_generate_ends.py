@@ -38,6 +38,7 @@ BAD_REQUESTS = [
     ("--kv_cache_quantization ''", "--kv_cache_quantization : "),
     ("--checkpoint_path {}/none", "{}/none: no such file or folder"),
     ("--checkpoint_path {}", "{}: holds no config.json"),
+    ("--checkpoint_path random:none", "random:none: no such shape; take one of random:llama-3"),
     ("--prompt_file {}/none", "--prompt_file {}/none: No such file"),
     ("--write_result {}/none/rows.txt", "{}/none/rows.txt: cannot be written"),
     ("--write_result {}", "{}: cannot be written"),

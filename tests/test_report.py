@@ -40,7 +40,7 @@ def quiet_machine(monkeypatch):
 def checkpoint(tmp_path):
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"weights")
-    return SimpleNamespace(name="tiny", weight_files=(file,))
+    return SimpleNamespace(name="tiny", sha=model_sha([file]))
 
 
 def recorded(tokens=101, *, ttft_s=0.25, decode_s=2.0):
@@ -148,7 +148,7 @@ def test_the_row_says_what_was_run(row_of, checkpoint):
     assert (row.time, row.status, row.model) == ("2026-11-30T09:14:02Z", "ok", "tiny")
     assert (row.depth, row.prompt_len, row.new_tokens, row.cache_len) == (DEPTH, PROMPT, 101, 128)
     assert (row.dtype, row.weight_format, row.depth_fill) == ("float32", "none", "prefill")
-    assert row.model_sha == model_sha(checkpoint.weight_files)
+    assert row.model_sha == checkpoint.sha
     assert row.repro == "python generate.py --depth 20 --kv_cache_quantization"
     assert (row.commit, row.threads) == ("3c1f2ab", torch.get_num_threads())
 
