@@ -5,7 +5,12 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from kv_cache import bytes_per_token, past_scratch_bytes, payload_bytes_per_token
+from kv_cache import (
+    bytes_per_token,
+    past_scratch_bytes,
+    payload_bytes_per_token,
+    synthetic_scratch_bytes,
+)
 from model import ModelConfig, Transformer
 from request import Request
 from summary import size_text
@@ -38,7 +43,7 @@ def step_bytes(model: Transformer, request: Request, new_tokens: int) -> int:
 
 
 def workspace_bytes(request: Request, config: ModelConfig, dtype: torch.dtype) -> int:
-    """Declared scratch: of the largest prefill chunk, in its MLP or its attention, and the logits.
+    """Declared scratch: of the largest prefill chunk or of a synthetic fill, and the logits.
 
     The context adds nothing to it: attention takes what is stored block by block.
     """
@@ -48,7 +53,8 @@ def workspace_bytes(request: Request, config: ModelConfig, dtype: torch.dtype) -
     attention = rows * (3 * config.hidden_size + 2 * heads * config.head_dim) * dtype.itemsize
     past_len = request.stored if request.stored > rows else 0
     attention += past_scratch_bytes(config, request.formats, rows, past_len, dtype)
-    return max(mlp, attention) + config.vocab_size * 4
+    synthetic = synthetic_scratch_bytes(config, request.synthetic_depth)
+    return max(mlp, attention, synthetic) + config.vocab_size * 4
 
 
 def expected_bytes(request: Request, config: ModelConfig, dtype: torch.dtype) -> dict[str, int]:

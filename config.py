@@ -198,6 +198,11 @@ class GenerateConfig:
         None, minimum=1, help="this many random ordinary ids instead of a text"
     )
     depth: int = flag(0, minimum=0, help="tokens already in the cache before the timed prompt")
+    depth_fill: str = flag(
+        "prefill",
+        choices=("prefill", "synthetic"),
+        help="how --depth comes there: a real prefill, or random K and V, which take no time",
+    )
     max_new_tokens: int = flag(200, minimum=1, help="tokens to generate after the prompt")
     cache_size: int | None = flag(
         None, minimum=1, maximum=2**40, help="slots to allocate; default: what the run needs"
@@ -239,6 +244,8 @@ class GenerateConfig:
         given = [name for name, is_given in sources.items() if is_given]
         if len(given) > 1:
             raise UserError(f"{' and '.join(given)}: exclude each other; give one")
+        if self.depth_fill == "synthetic" and not self.depth:
+            raise UserError("--depth_fill synthetic: has no effect without --depth; give one")
         if self.write_result is not None:
             _check_one_line(self)
 

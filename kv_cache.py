@@ -106,6 +106,18 @@ class KVCache(nn.Module):
             result = merge_partials(result, past)
         return result[0].to(q.dtype)
 
+    def fill_synthetic_(self, depth: int, generator: torch.Generator) -> None:
+        """Store normal vectors at slots 0 .. depth - 1, encoded block by block."""
+        batch_size, num_kv_heads = self.k_parts[0].shape[:2]
+        for lo in range(0, depth, PREFILL_BLOCK):
+            hi = min(lo + PREFILL_BLOCK, depth)
+            shape = (batch_size, num_kv_heads, hi - lo, self.head_dim)
+            k, v = (
+                torch.randn(shape, generator=generator, device=generator.device) for _ in range(2)
+            )
+            for part, new in self._encoded(k, v):
+                part[:, :, lo:hi] = new
+
     def _encoded(self, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         yield from zip(self.k_parts, FORMATS[self.k_format].encode(k), strict=True)
         yield from zip(self.v_parts, FORMATS[self.v_format].encode(v), strict=True)
@@ -173,6 +185,18 @@ def past_scratch_bytes(
     per_value = len(decoded) * dtype.itemsize + (2 * 4 if decoded else 0)
     slots = min(PREFILL_BLOCK, past_len) * config.num_kv_heads
     return results + slots * config.head_dim * per_value
+
+
+def fill_synthetic_(caches: nn.ModuleList, depth: int) -> None:
+    """Fill slots 0 .. depth - 1 of every cache with random K and V, the same in every run."""
+    generator = torch.Generator(next(caches.buffers()).device).manual_seed(0)
+    for cache in caches:
+        cache.fill_synthetic_(depth, generator)  # type: ignore[operator]
+
+
+def synthetic_scratch_bytes(config: ModelConfig, depth: int) -> int:
+    """Scratch of `fill_synthetic_`: K, V and three steps of encoding one block of slots, fp32."""
+    return 5 * 4 * min(PREFILL_BLOCK, depth) * config.num_kv_heads * config.head_dim
 
 
 def describe_caches(caches: nn.ModuleList) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from engine import Engine, Sampling, generate
+from kv_cache import fill_synthetic_
 from machine import synchronize
 from request import Request
 
@@ -109,7 +110,9 @@ class Runner:
 
     def fill(self) -> None:
         """Store the depth tokens, once; every sample then starts behind them."""
-        if self.request.depth_ids:
+        if self.request.synthetic_depth:
+            fill_synthetic_(self.engine.caches, self.request.synthetic_depth)
+        elif self.request.depth_ids:
             self.engine.prefill(self._ids(self.request.depth_ids))
 
     def sample(
@@ -137,7 +140,7 @@ class Runner:
 
     def _tokens(self, count: int, seed: int) -> Iterator[Tensor]:
         prompt = self._ids(self.request.prompt_ids)
-        start = len(self.request.depth_ids)
+        start = self.request.depth
         return generate(self.engine, prompt, count, self.sampling, start=start, seed=seed)
 
     def _ids(self, ids: tuple[int, ...]) -> Tensor:

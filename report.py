@@ -86,7 +86,7 @@ def _settings(config: GenerateConfig, runner: Runner, measured: Measured) -> dic
     return {
         "k_format": caches[0].k_format,
         "v_format": caches[0].v_format,
-        "depth": len(request.depth_ids),
+        "depth": request.depth,
         "weight_format": "none",
         "dtype": str(runner.engine.model.norm.weight.dtype).removeprefix("torch."),
         "batch_size": 1,
@@ -94,7 +94,7 @@ def _settings(config: GenerateConfig, runner: Runner, measured: Measured) -> dic
         "new_tokens": measured.new_tokens,
         "cache_len": runner.engine.cache_len,
         "prefill_chunk": request.prefill_chunk,
-        "depth_fill": "prefill" if request.depth_ids else "none",
+        "depth_fill": request.depth_fill,
         "ignore_eos": config.ignore_eos,
         "compile": config.compile,
         "num_samples": len(measured.recordings),
@@ -163,13 +163,13 @@ def _flags(values: dict[str, Any], runner: Runner, measured: Measured) -> Iterat
     num_bytes = accounting.step_bytes(runner.engine.model, runner.request, measured.new_tokens)
     if device.type == "cpu" and num_bytes < 2 * machine.last_level_cache_bytes():
         yield "in_cache"
-    if len({len(recording.tokens) for recording in measured.recordings}) > 1:
-        yield "ragged"
-    if measured.is_streamed:
-        yield "streamed"
-    if measured.peak_is_sampled:
-        yield "rss_sampled"
-    if abs(values["unexplained_gb"]) > max(0.1 * values["expected_gb"], 0.256):
-        yield "mem_unexplained"
-    if (values["commit"] or "").endswith("-dirty"):
-        yield "dirty"
+    memory_limit_gb = max(0.1 * values["expected_gb"], 0.256)
+    others = {
+        "ragged": len({len(recording.tokens) for recording in measured.recordings}) > 1,
+        "streamed": measured.is_streamed,
+        "synthetic": values["depth_fill"] == "synthetic",
+        "rss_sampled": measured.peak_is_sampled,
+        "mem_unexplained": abs(values["unexplained_gb"]) > memory_limit_gb,
+        "dirty": (values["commit"] or "").endswith("-dirty"),
+    }
+    yield from (name for name, holds in others.items() if holds)

@@ -31,6 +31,7 @@ class Request:
         cache_len: slots per sequence, a multiple of SLOT_STEP.
         formats: of K and of V, names in FORMATS.
         prefill_chunk: tokens per prefill step.
+        synthetic_depth: slots to fill with random K and V instead of depth_ids.
     """
 
     depth_ids: tuple[int, ...]
@@ -39,11 +40,24 @@ class Request:
     cache_len: int
     formats: tuple[str, str]
     prefill_chunk: int
+    synthetic_depth: int = 0
+
+    @property
+    def depth(self) -> int:
+        """Tokens in the cache before the timed prefill."""
+        return len(self.depth_ids) + self.synthetic_depth
+
+    @property
+    def depth_fill(self) -> str:
+        """How they came there, as a row says it."""
+        if not self.depth:
+            return "none"
+        return "synthetic" if self.synthetic_depth else "prefill"
 
     @property
     def stored(self) -> int:
         """Tokens in the cache after the timed prefill."""
-        return len(self.depth_ids) + len(self.prompt_ids)
+        return self.depth + len(self.prompt_ids)
 
     @property
     def largest_chunk(self) -> int:
@@ -72,14 +86,15 @@ def resolve_request(
     generator = torch.Generator().manual_seed(config.seed)
     known = range(min(tokenizer.vocab_size, model_config.vocab_size))
     ordinary = [i for i in known if i not in tokenizer.special_ids]
-    depth_ids = random_ids(config.depth, ordinary, generator, tokenizer.bos_id)
+    synthetic_depth = config.depth if config.depth_fill == "synthetic" else 0
+    depth_ids = random_ids(config.depth - synthetic_depth, ordinary, generator, tokenizer.bos_id)
     prompt_ids = _prompt_ids(config, tokenizer, ordinary, generator)
     if (largest := max(depth_ids + prompt_ids)) >= model_config.vocab_size:
         raise UserError(
             f"--prompt: token id {largest} is beyond the model's vocabulary of"
             f" {model_config.vocab_size}; the tokenizer is not this checkpoint's"
         )
-    stored = len(depth_ids) + len(prompt_ids)
+    stored = config.depth + len(prompt_ids)
     new_tokens = clamp_new_tokens(stored, config.max_new_tokens, model_config.max_seq_len)
     return Request(
         depth_ids=depth_ids,
@@ -88,6 +103,7 @@ def resolve_request(
         cache_len=cache_slots(stored + new_tokens, config.cache_size),
         formats=formats,
         prefill_chunk=config.prefill_chunk,
+        synthetic_depth=synthetic_depth,
     )
 
 

@@ -83,7 +83,7 @@ class Row:
     new_tokens: int | None = column(None, key=True)  # produced, of the longest sequence
     cache_len: int | None = column(None, key=True)  # slots allocated per sequence
     prefill_chunk: int | None = column(None, key=True)
-    depth_fill: str | None = column(None, key=True)  # none, prefill
+    depth_fill: str | None = column(None, key=True)  # none, prefill, synthetic
     ignore_eos: bool | None = column(None, key=True)
     compile: bool | None = column(None, key=True)
     attention: str | None = column(None)  # the implementation that answered

@@ -17,6 +17,7 @@ FLAG_WORDS = {
     "in_cache": "much of what a step reads fits the CPU's cache, so its bandwidth says little",
     "ragged": "samples stopped at different lengths",
     "streamed": "text was shown while timing",
+    "synthetic": "the depth holds random values: speed and memory count, the text means nothing",
     "rss_sampled": "peak memory was sampled and may be too low",
     "mem_unexplained": "peak memory is far from the expected",
     "dirty": "the code has uncommitted changes",

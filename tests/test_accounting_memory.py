@@ -12,6 +12,21 @@ if not sys.platform.startswith("linux"):
 # Without retained free memory what is resident is what is in use, to the page.
 EXACT_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
 
+SYNTHETIC_FILL = """
+import sys, torch
+from conftest import TINY
+from kv_cache import fill_synthetic_, make_caches, synthetic_scratch_bytes
+from machine import PeakMemory
+
+DEPTH = 1 << 18
+caches = make_caches(TINY, (sys.argv[1], sys.argv[1]), 1, DEPTH)
+fill_synthetic_(caches, 9000)  # what every process needs once
+memory = PeakMemory(torch.device("cpu"))
+memory.reset()
+fill_synthetic_(caches, DEPTH)
+print(memory.peak_bytes() - memory.base_bytes, synthetic_scratch_bytes(TINY, DEPTH))
+"""
+
 LAST_CHUNK = """
 import sys, torch
 from accounting import workspace_bytes
@@ -47,15 +62,26 @@ print(workspace_bytes(request, config, torch.bfloat16))
 """
 
 
-@pytest.mark.parametrize("kv_format", ["bf16", "int8"])
-def test_prefill_behind_128k_tokens_takes_the_declared_scratch_as_behind_16k(kv_format):
+def printed(code, *words):
+    """The numbers that a fresh process prints."""
     done = subprocess.run(
-        [sys.executable, "-c", LAST_CHUNK, kv_format],
+        [sys.executable, "-c", code, *words],
         env=os.environ | EXACT_MALLOC | {"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         check=True,
     )
-    at_16k, at_128k, declared = map(int, done.stdout.split())
+    return map(int, done.stdout.split())
+
+
+@pytest.mark.parametrize("kv_format", ["bf16", "int8"])
+def test_prefill_behind_128k_tokens_takes_the_declared_scratch_as_behind_16k(kv_format):
+    at_16k, at_128k, declared = printed(LAST_CHUNK, kv_format)
     assert at_128k - at_16k < 500_000
     assert at_128k < declared + 4_000_000
+
+
+@pytest.mark.parametrize("kv_format", ["bf16", "int8"])
+def test_a_synthetic_fill_of_256k_slots_takes_the_declared_scratch(kv_format):
+    peak, declared = printed(SYNTHETIC_FILL, kv_format)
+    assert peak < declared + 1_000_000

@@ -141,6 +141,17 @@ def test_depth_is_filled_and_in_the_row(run_generate):
     assert runs[0].stdout != runs[1].stdout  # the seed of a greedy run is that of its depth alone
 
 
+def test_a_synthetic_depth_is_in_the_row_with_a_key_of_its_own(run_generate):
+    flags = ["--depth", 1500, "--prompt_tokens", 9, "--max_new_tokens", 5, "--ignore_eos"]
+    real, synthetic = run_generate(*flags), run_generate(*flags, "--depth_fill", "synthetic")
+    assert (synthetic.code, synthetic.row.depth_fill) == (0, "synthetic")
+    assert (synthetic.row.depth, synthetic.row.cache_len) == (1500, real.row.cache_len)
+    assert synthetic.row.key != real.row.key
+    assert "synthetic" in synthetic.row.flags
+    assert "the depth holds random values" in synthetic.stderr
+    assert "--depth_fill synthetic" in synthetic.row.repro
+
+
 def weights_are_not_read() -> None:
     generate.load_model = None
 

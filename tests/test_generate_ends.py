@@ -43,6 +43,8 @@ BAD_REQUESTS = [
     ("--write_result {}/none/rows.txt", "{}/none/rows.txt: cannot be written"),
     ("--write_result {}", "{}: cannot be written"),
     ("--prompt a --prompt_tokens 5", "--prompt and --prompt_tokens: exclude each other"),
+    ("--depth_fill synthetic", "--depth_fill synthetic: has no effect without --depth"),
+    ("--depth 9 --depth_fill none", "--depth_fill none: must be one of prefill, synthetic"),
     ("--device mps", "--device mps: there is none here"),
     ("--cache_size 100000000000", "needs 51200.00 GB (weights 0.5 MB, KV cache data 51200.00 GB"),
 ]

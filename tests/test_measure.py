@@ -1,5 +1,6 @@
 """Clock stamps against a fake clock, and samples of a real tiny engine."""
 
+import dataclasses
 import gc
 
 import pytest
@@ -9,7 +10,7 @@ from torch import Tensor
 
 import measure
 from engine import Engine, Sampling
-from kv_cache import make_caches
+from kv_cache import fill_synthetic_, make_caches
 from measure import WARMUP_STEPS, Recording, Runner
 from request import Request
 
@@ -169,6 +170,21 @@ def test_samples_behind_a_filled_depth_equal_those_of_the_whole_prompt(tiny_mode
     whole, behind = make_runner(tiny_model), make_runner(tiny_model, depth=5)
     behind.fill()
     assert [sampled(behind) for _ in range(2)] == [sampled(whole)] * 2
+
+
+def test_a_synthetic_depth_is_filled_without_the_model_and_lies_before_the_prompt(tiny_model):
+    runner = make_runner(tiny_model)
+    runner = dataclasses.replace(
+        runner, request=dataclasses.replace(runner.request, synthetic_depth=90)
+    )
+    runner.fill()
+    expected = make_caches(TINY, ("fp32", "fp32"), 1, 128)
+    fill_synthetic_(expected, 90)
+    for part, filled in zip(runner.engine.caches.buffers(), expected.buffers(), strict=True):
+        assert torch.equal(part, filled)
+    assert sampled(runner) == sampled(runner)
+    stored = next(runner.engine.caches.buffers())[0, 0].abs().sum(-1) > 0
+    assert stored.sum() == 90 + len(PROMPT) + 15  # the last new id is never stored
 
 
 def test_each_of_several_stop_ids_ends_a_sample(tiny_model):

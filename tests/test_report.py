@@ -169,6 +169,16 @@ def test_without_depth_nothing_was_filled(checkpoint, tiny_model):
     assert (row.depth, row.depth_fill) == (0, "none")
 
 
+def test_a_synthetic_depth_is_in_the_row_and_flagged(checkpoint, tiny_model):
+    runner = make_runner(tiny_model)
+    request = dataclasses.replace(runner.request, depth_ids=(), synthetic_depth=DEPTH)
+    runner = dataclasses.replace(runner, request=request)
+    row = make_row(GenerateConfig(), checkpoint, runner, measured())
+    assert (row.depth, row.depth_fill, row.flags) == (DEPTH, "synthetic", ("synthetic",))
+    assert "synthetic" in FLAG_WORDS
+    assert parse_row(format_row(row)) == row
+
+
 def test_ragged_samples_are_compared_by_their_mean_step(row_of):
     lengths = (101, 51, 1)
     row = row_of(measured(*(recorded(n, decode_s=0.02 * (n - 1)) for n in lengths)))

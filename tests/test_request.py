@@ -89,6 +89,21 @@ def test_the_prompt_sha_covers_depth_and_prompt_ids(depth):
     assert request.prompt_sha == hashlib.sha256(data).hexdigest()[:12]
 
 
+def test_a_synthetic_depth_takes_slots_and_no_ids():
+    request = resolved(prompt_tokens=9, depth=300, depth_fill="synthetic", max_new_tokens=100)
+    assert request.depth_ids == ()
+    assert (request.depth, request.stored, request.cache_len) == (300, 309, 512)
+    assert (request.depth_fill, request.largest_chunk) == ("synthetic", 9)
+    assert BOS_ID not in request.prompt_ids  # its place is in front of the depth
+    assert "leave no room" in refusal(resolved, depth=512, depth_fill="synthetic")
+
+
+@pytest.mark.parametrize(("depth", "depth_fill"), [(0, "none"), (20, "prefill")])
+def test_a_depth_is_prefilled_unless_asked_otherwise(depth, depth_fill):
+    request = resolved(depth=depth)
+    assert (request.depth, request.depth_fill) == (depth, depth_fill)
+
+
 def test_an_empty_prompt_is_the_bos_alone_or_refused():
     assert resolved(prompt="").prompt_ids == (BOS_ID,)
     assert "--prompt: no tokens" in refusal(resolved, byte_tokenizer(bos_id=None), prompt="")
