@@ -21,6 +21,7 @@ CODE = [*sorted(ROOT.glob("*.py")), *sorted(ROOT.glob("kernels/*.py")), ROOT / "
 CODE += sorted(ROOT.glob("scripts/*.py"))
 OTHERS = {
     "kernels/csrc": "The C++ kernels of the CPU: decode attention over the stored cache.",
+    "scripts/gpu_check.sh": "The shell command of `gpu_check.py`.",
     "benchmarks.sh": "The commands behind the rows of `benchmark_results.txt`.",
     "benchmark_results.txt": "Rows, appended by the tool only.",
     "tests/": "A file per module; the name of a test is the sentence that must hold.",
