@@ -23,7 +23,7 @@ SLOT_STEP = 128
 """Caches are a multiple of this many slots: one tile of the attention kernels."""
 
 PREFILL_BLOCK = 4096
-"""Stored slots that prefill decodes at a time, so that its scratch does not grow."""
+"""Stored slots that prefill decodes at a time: scratch does not grow, and merges cost little."""
 
 
 class KVCache(nn.Module):

@@ -48,7 +48,7 @@ engine = Engine(
     compile=False,
 )
 ids = torch.zeros(1, ROWS, dtype=torch.long)
-engine.prefill(ids, 4096)  # what every run needs once, and blocks of a full size
+engine.prefill(ids, 16384)  # what every run needs once, and blocks of a full size
 for past_len in (16384, LONGEST):
     memory = PeakMemory(torch.device("cpu"))
     memory.reset()
