@@ -150,6 +150,23 @@ def _system(engine: Engine) -> dict[str, Any]:
 
 def _flags(values: dict[str, Any], runner: Runner, measured: Measured) -> Iterator[str]:
     """What makes a row doubtful; the words are in summary.FLAG_WORDS."""
+    yield from _timing_flags(runner, measured)
+    if len({len(recording.tokens) for recording in measured.recordings}) > 1:
+        yield "ragged"
+    if measured.is_streamed:
+        yield "streamed"
+    if runner.request.synthetic_depth:
+        yield "synthetic"
+    if measured.peak_is_sampled:
+        yield "rss_sampled"
+    if abs(values["unexplained_gb"]) > max(0.1 * values["expected_gb"], 0.256):
+        yield "mem_unexplained"
+    if (values["commit"] or "").endswith("-dirty"):
+        yield "dirty"
+
+
+def _timing_flags(runner: Runner, measured: Measured) -> Iterator[str]:
+    """What makes the times of a row doubtful."""
     device, step_s = runner.engine.device, measured.step_s
     noise_limit = 0.03 if device.type == "cuda" else 0.05
     if len(step_s) > 1 and stdev(step_s) > noise_limit * fmean(step_s):
@@ -163,13 +180,3 @@ def _flags(values: dict[str, Any], runner: Runner, measured: Measured) -> Iterat
     num_bytes = accounting.step_bytes(runner.engine.model, runner.request, measured.new_tokens)
     if device.type == "cpu" and num_bytes < 2 * machine.last_level_cache_bytes():
         yield "in_cache"
-    memory_limit_gb = max(0.1 * values["expected_gb"], 0.256)
-    others = {
-        "ragged": len({len(recording.tokens) for recording in measured.recordings}) > 1,
-        "streamed": measured.is_streamed,
-        "synthetic": values["depth_fill"] == "synthetic",
-        "rss_sampled": measured.peak_is_sampled,
-        "mem_unexplained": abs(values["unexplained_gb"]) > memory_limit_gb,
-        "dirty": (values["commit"] or "").endswith("-dirty"),
-    }
-    yield from (name for name, holds in others.items() if holds)
