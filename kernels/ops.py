@@ -43,7 +43,8 @@ def stored_attention(
 
     Args:
         q: [B, Hq, T, D], T <= 16, after rope.
-        k, v: the parts of `FORMATS[k_format]` and `FORMATS[v_format]`, each [B, Hkv, S, width].
+        k, v: the parts of `FORMATS[k_format]` and `FORMATS[v_format]`, each [B, Hkv, S, width]. On
+            CUDA the codes of int8 values in tiles, see kernels.triton_decode.tile_values.
         start_pos: [B]; query t of row b reads slots 0 .. start_pos[b] + t - 1 and no others.
         k_format, v_format: names in FORMATS.
         sm_scale: factor of q . k, 1 / sqrt(D).

@@ -21,8 +21,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.triton_tile import VALUE_TILE, attend_tile, prepare_queries, raise_top
+
 INTERPRETER_PROCESSORS = 4
 """SMs to assume without a GPU: enough for several splits."""
+
+MOST_TILE_BYTES = 64 * 1024
+"""Of tiles that are copied ahead of their use: two fit into the shared memory of an A100."""
 
 MERGE_STEP = tl.constexpr(32)
 """Splits that the merge reads at a time."""
@@ -34,6 +39,7 @@ DOT_TYPES = {
     torch.float16: tl.float16,
     # The interpreter's bf16 dot is wrong.
     torch.bfloat16: tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16,
+    torch.int8: tl.int8,
 }
 """Triton's names for the types of the products."""
 
@@ -42,16 +48,18 @@ DOT_TYPES = {
 class Variant:
     """What the kernels are specialised on.
 
-    k_dot, v_dot: types of the products q . k and p . v; their sums are always fp32.
+    k_dot, v_dot: types of the products q . k and p . v; their sums are fp32, or int32 in a tile.
+    query_levels: largest code of a query against int8 keys.
     block_dim: head_dim padded, in registers only, to a power of two.
-    block_rows, tile: query rows per program and slots per step, powers of two >= 16.
-    num_warps: of the split kernel.
+    block_rows, tile: query rows per program and slots per step, powers of two.
+    num_warps, num_stages: of the split kernel; it holds num_stages - 1 tiles in shared memory.
     """
 
     k_format: str
     v_format: str
     k_dot: tl.dtype
     v_dot: tl.dtype
+    query_levels: int
     num_kv_heads: int
     group_size: int
     head_dim: int
@@ -59,6 +67,7 @@ class Variant:
     block_rows: int
     tile: int
     num_warps: int
+    num_stages: int
 
 
 def stored_attention(
@@ -75,29 +84,37 @@ def stored_attention(
     Never waits for the device, and its workspace depends on shapes only: it can be captured.
 
     Raises:
-        ValueError: a part of the cache is not contiguous.
+        ValueError: a part of the cache is not contiguous, S is not a multiple of VALUE_TILE, or
+            int8 values are not tiled.
     """
+    if v_format == "int8" and v[0].ndim != 5:
+        raise ValueError(f"int8 values {list(v[0].shape)} are not laid out by tile_values")
     if not all(part.is_contiguous() for part in (*k, *v)):
         raise ValueError("the cache is not contiguous")
-    q, start_pos = q.contiguous(), start_pos.contiguous()
     num_queries, num_slots = q.shape[2], k[0].shape[2]
+    if num_slots % VALUE_TILE.value:
+        raise ValueError(f"{num_slots} slots are not a multiple of {VALUE_TILE.value}")
+    q, start_pos = q.contiguous(), start_pos.contiguous()
     variant = choose_variant(q, k[0], v[0], k_format, v_format)
     num_pairs = q.shape[0] * variant.num_kv_heads
     num_rows = variant.group_size * num_queries
-    num_splits = _num_splits(q.device, num_pairs, triton.cdiv(num_slots, variant.tile))
+    row_blocks = triton.cdiv(num_rows, variant.block_rows)
+    num_tiles = triton.cdiv(num_slots, variant.tile)
+    num_splits = _num_splits(q.device, num_pairs * row_blocks, num_tiles)
     split_shape = (num_pairs, num_splits, num_rows)
     split_out = q.new_empty(*split_shape, variant.head_dim, dtype=torch.float32)
     split_lse = q.new_empty(split_shape, dtype=torch.float32)
     out = q.new_empty(q.shape, dtype=torch.float32)
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
     qk_scale = sm_scale * math.log2(math.e)
-    grid = (num_pairs, num_splits, triton.cdiv(num_rows, variant.block_rows))
+    # Blocks of rows first: those that read the same slots run at the same time.
+    grid = (row_blocks, num_pairs, num_splits)
     with torch.cuda.device_of(q):
         _split_kernel[grid](
             *(q, tuple(k), tuple(v), start_pos, split_out, split_lse),
             *(qk_scale, num_slots, num_queries, variant),
             num_warps=variant.num_warps,
-            num_stages=3,
+            num_stages=variant.num_stages,
         )
         _merge_kernel[(num_pairs, num_rows)](
             split_out, split_lse, out, lse, num_splits, num_queries, variant
@@ -112,15 +129,16 @@ def choose_variant(
     k_dot, v_dot = _dot_dtypes(q.dtype, k_payload.dtype, v_payload.dtype)
     num_kv_heads, head_dim = k_payload.shape[1], q.shape[3]
     group_size = q.shape[1] // num_kv_heads
-    block_dim = max(16, triton.next_power_of_2(head_dim))
-    block_rows, tile, num_warps = _program_shape(
-        group_size * q.shape[2], block_dim, with_fp32=torch.float32 in (k_dot, v_dot)
-    )
+    block_dim = max(32, triton.next_power_of_2(head_dim))
+    num_rows = group_size * q.shape[2]
+    block_rows, tile, num_warps = _program_shape(num_rows, block_dim, k_dot, v_dot)
+    tile_bytes = tile * block_dim * (k_payload.itemsize + v_payload.itemsize)
     return Variant(
         k_format=k_format,
         v_format=v_format,
         k_dot=DOT_TYPES[k_dot],
         v_dot=DOT_TYPES[v_dot],
+        query_levels=min(127 * 256, 2**31 // (128 * head_dim)),
         num_kv_heads=num_kv_heads,
         group_size=group_size,
         head_dim=head_dim,
@@ -128,38 +146,45 @@ def choose_variant(
         block_rows=block_rows,
         tile=tile,
         num_warps=num_warps,
+        num_stages=3 if tile_bytes <= MOST_TILE_BYTES else 1,
     )
 
 
 def _dot_dtypes(q: torch.dtype, k: torch.dtype, v: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
-    """Types of the products: q and k stay exact, p is rounded to v's type, or bf16 for int8 codes.
+    """Types of the products: int8 against codes; else q and k stay exact, p is rounded to v's type.
 
-    Not fp16 for codes: p then carries v's scale, and small weights would fall below fp16's range.
+    With fp32 queries p is not rounded either.
     """
-    if q == torch.float32:
-        return q, q
-    return torch.promote_types(q, k), torch.bfloat16 if v == torch.int8 else v
+    k_dot = k if k == torch.int8 else torch.promote_types(q, k)
+    v_dot = torch.float32 if q == torch.float32 and v != torch.int8 else v
+    return k_dot, v_dot
 
 
-def _program_shape(num_rows: int, block_dim: int, *, with_fp32: bool) -> tuple[int, int, int]:
-    """Query rows, slots per step and warps of a program: as much as its registers hold.
-
-    fp32 products run outside the tensor cores, with both operands whole in registers.
-    """
-    if with_fp32:
-        most_rows, tile_elements, num_warps = 16, 2048, 8
+def _program_shape(
+    num_rows: int, block_dim: int, k_dot: torch.dtype, v_dot: torch.dtype
+) -> tuple[int, int, int]:
+    """Query rows, slots per step and warps of a program, by counting instructions: see LOG.md."""
+    if torch.float32 in (k_dot, v_dot):
+        # Outside the tensor cores, with both operands whole in registers.
+        most_rows, most_slots, tile_elements, num_warps = 16, 64, 2048, 8
+    elif k_dot == v_dot == torch.int8:
+        most_rows, most_slots, tile_elements, num_warps = 16, VALUE_TILE.value, 16384, 4
     else:
-        most_rows, tile_elements, num_warps = min(64, 4096 // block_dim), 8192, 4
-    block_rows = max(16, min(triton.next_power_of_2(num_rows), most_rows))
-    return block_rows, max(16, min(tile_elements // block_dim, 64)), num_warps
+        most_rows, most_slots, tile_elements, num_warps = 32, 64, 8192, 4
+    # The rows are the short side of the products with int8 values: 8 at least, else 16.
+    fewest_rows, fewest_slots = (8, 32) if v_dot == torch.int8 else (16, 16)
+    most_rows = max(fewest_rows, min(most_rows, 4096 // block_dim))
+    block_rows = max(fewest_rows, min(triton.next_power_of_2(num_rows), most_rows))
+    tile = max(fewest_slots, min(tile_elements // block_dim, most_slots))
+    return block_rows, tile, num_warps
 
 
-def _num_splits(device: torch.device, num_pairs: int, num_tiles: int) -> int:
-    """Programs per KV head of a sequence: two per SM in all, at most one per allocated tile."""
+def _num_splits(device: torch.device, num_shares: int, num_tiles: int) -> int:
+    """Programs that share the slots of a row block: two per SM in all, at most one per tile."""
     processors = INTERPRETER_PROCESSORS
     if device.type == "cuda":
         processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return min(triton.cdiv(2 * processors, num_pairs), num_tiles)
+    return min(triton.cdiv(2 * processors, num_shares), num_tiles)
 
 
 @triton.jit(do_not_specialize=["num_queries"])
@@ -172,9 +197,9 @@ def _split_kernel(
     out [pairs, splits, T * G, D] and lse [pairs, splits, T * G], the lse to base 2. A split without
     slots writes lse = -inf and leaves its out as it is.
     """
-    pair = tl.program_id(0).to(tl.int64)  # a sequence and a KV head; 64 bits for every address
-    split, num_splits = tl.program_id(1), tl.num_programs(1)
-    rows = tl.program_id(2) * variant.block_rows + tl.arange(0, variant.block_rows)
+    pair = tl.program_id(1).to(tl.int64)  # a sequence and a KV head; 64 bits for every address
+    split, num_splits = tl.program_id(2), tl.num_programs(2)
+    rows = tl.program_id(0) * variant.block_rows + tl.arange(0, variant.block_rows)
     num_rows = num_queries * variant.group_size
     results = (pair * num_splits + split) * num_rows + rows
 
@@ -192,7 +217,7 @@ def _split_kernel(
     d = tl.arange(0, variant.block_dim)[None, :]
     exists = (rows < num_rows)[:, None] & (d < variant.head_dim)
     queries = tl.load(q + q_rows[:, None] * variant.head_dim + d, mask=exists, other=0)
-    queries = queries.to(variant.k_dot)
+    queries, factor = prepare_queries(queries.to(tl.float32), qk_scale, variant)
 
     acc = tl.full([variant.block_rows, variant.block_dim], 0.0, tl.float32)
     total = tl.full([variant.block_rows], 0.0, tl.float32)
@@ -202,90 +227,16 @@ def _split_kernel(
     # Below start_pos every row sees every slot: only the last tile or two need masks.
     whole = tl.maximum(lo, tl.minimum(hi, filled) // variant.tile * variant.tile)
     for first in range(lo, whole, variant.tile):
-        state = _attend_tile(state, queries, k, v, base + first, None, None, qk_scale, variant)
+        slots = base + first
+        state = attend_tile(state, queries, factor, k, v, slots, None, None, variant)
     for first in tl.range(whole, hi, variant.tile, num_stages=2):
-        count, visible = hi - first, filled + token - first
-        state = _attend_tile(state, queries, k, v, base + first, count, visible, qk_scale, variant)
+        slots, count, visible = base + first, hi - first, filled + token - first
+        state = attend_tile(state, queries, factor, k, v, slots, count, visible, variant)
 
     acc, total, top = state
     acc /= tl.where(total > 0, total, 1.0)[:, None]
     tl.store(lse + results, top + tl.log2(total), mask=rows < num_rows)
     tl.store(out + results[:, None] * variant.head_dim + d, acc, mask=exists)
-
-
-@triton.jit
-def _attend_tile(state, queries, k, v, first, count, visible, qk_scale, variant: tl.constexpr):
-    """One step of the online softmax: over the tile that starts at slot `first` of the cache.
-
-    state: weighted values [rows, D] and weights [rows], both relative to exp2(top [rows]).
-    count, visible: read `count` slots only, of which row r sees visible[r]; None: all.
-    """
-    acc, total, top = state
-    scores = _scores(queries, k, first, count, variant) * qk_scale
-    if visible is not None:
-        slot = tl.arange(0, variant.tile)[None, :]
-        scores = tl.where(slot < visible[:, None], scores, float("-inf"))
-    top, offset, decay = _raise_top(top, tl.max(scores, 1))
-    weights = tl.exp2(scores - offset[:, None])
-    total = total * decay + tl.sum(weights, 1)
-    acc = _add_values(acc * decay[:, None], weights, v, first, count, variant)
-    return acc, total, top
-
-
-@triton.jit
-def _scores(queries, k, first, count, variant: tl.constexpr):
-    """Products q . k of one tile: [rows, tile]."""
-    keys = _load_vectors(k[0], first, count, variant).to(variant.k_dot)
-    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
-    if variant.k_format == "int8":
-        scores *= _load_scale(k[1], first, count, variant)[None, :]
-    return scores
-
-
-@triton.jit
-def _add_values(acc, weights, v, first, count, variant: tl.constexpr):
-    """Add weights [rows, tile] times the values of one tile to acc [rows, D]."""
-    if variant.v_format == "int8":
-        weights *= _load_scale(v[1], first, count, variant)[None, :]
-    values = _load_vectors(v[0], first, count, variant).to(variant.v_dot)
-    return tl.dot(weights.to(variant.v_dot), values, acc, input_precision="ieee")
-
-
-@triton.jit
-def _load_vectors(part, first, count, variant: tl.constexpr):
-    """[tile, block_dim] from slot `first` on; zero past head_dim and past count slots."""
-    slot = tl.arange(0, variant.tile)[:, None]
-    d = tl.arange(0, variant.block_dim)[None, :]
-    pointers = part + first * variant.head_dim + (slot * variant.head_dim + d)
-    if count is not None:
-        vectors = tl.load(pointers, mask=(slot < count) & (d < variant.head_dim), other=0)
-    elif variant.head_dim < variant.block_dim:
-        vectors = tl.load(pointers, mask=d < variant.head_dim, other=0)
-    else:
-        vectors = tl.load(pointers)
-    return vectors
-
-
-@triton.jit
-def _load_scale(part, first, count, variant: tl.constexpr):
-    """[tile] scales from slot `first` on, fp32; zero past count slots."""
-    slot = tl.arange(0, variant.tile)
-    if count is not None:
-        scale = tl.load(part + first + slot, mask=slot < count, other=0)
-    else:
-        scale = tl.load(part + first + slot)
-    return scale.to(tl.float32)
-
-
-@triton.jit
-def _raise_top(top, candidate):
-    """Of an online softmax: the new maximum, what to subtract for it, the factor of older sums.
-
-    Before anything was seen the maximum is -inf, and exp2(-inf + inf) would be NaN: subtract 0.
-    """
-    new_top = tl.maximum(top, candidate)
-    offset = tl.where(new_top == float("-inf"), 0.0, new_top)
-    return new_top, offset, tl.exp2(top - offset)
 
 
 @triton.jit(do_not_specialize=["num_splits", "num_queries"])
@@ -302,7 +253,7 @@ def _merge_kernel(split_out, split_lse, out, lse, num_splits, num_queries, varia
         written = (part_lse > float("-inf"))[:, None] & (d < variant.head_dim)[None, :]
         pointers = split_out + results[:, None] * variant.head_dim + d[None, :]
         part_out = tl.load(pointers, mask=written, other=0)
-        top, offset, decay = _raise_top(top, tl.max(part_lse, 0))
+        top, offset, decay = raise_top(top, tl.max(part_lse, 0))
         weights = tl.exp2(part_lse - offset)
         total = total * decay + tl.sum(weights, 0)
         acc = acc * decay + tl.sum(weights[:, None] * part_out, 0)
@@ -312,3 +263,11 @@ def _merge_kernel(split_out, split_lse, out, lse, num_splits, num_queries, varia
     acc /= tl.where(total > 0, total, 1.0)
     tl.store(out + q_row * variant.head_dim + d, acc, mask=d < variant.head_dim)
     tl.store(lse + q_row, (top + tl.log2(total)) * LN_2)
+
+
+def tile_values(codes: Tensor) -> Tensor:
+    """Int8 values [B, Hkv, S, D] as the kernel reads them: [B, Hkv, S / VALUE_TILE, D, VALUE_TILE].
+
+    S is a multiple of VALUE_TILE.
+    """
+    return codes.unflatten(2, (-1, VALUE_TILE.value)).transpose(3, 4).contiguous()
