@@ -138,6 +138,7 @@ def test_queries_of_every_type_match_the_oracle(device, q_dtype, kv_format):
 
 
 @on_device
+@pytest.mark.parametrize("k_format", ["bf16", "int8"])
 @pytest.mark.parametrize(
     ("shape", "q_dtype"),
     [
@@ -152,8 +153,8 @@ def test_queries_of_every_type_match_the_oracle(device, q_dtype, kv_format):
         ((1, 3, 1, 8), "fp32"),
     ],
 )
-def test_every_shape_matches_the_oracle(device, shape, q_dtype):
-    case = make_case(device, [64, 101], ("bf16", "int8"), shape=shape, slots=128, q_dtype=q_dtype)
+def test_every_shape_matches_the_oracle(device, shape, q_dtype, k_format):
+    case = make_case(device, [64, 101], (k_format, "int8"), shape=shape, slots=128, q_dtype=q_dtype)
     assert_matches_the_oracle(case)
 
 
