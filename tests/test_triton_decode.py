@@ -7,13 +7,13 @@ in a pytest process of their own, which one test of the ordinary run starts.
 import os
 import subprocess
 import sys
-from typing import NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
 
 triton = pytest.importorskip("triton", reason="no Triton here", exc_type=ImportError)
+
+from attention_case import Case, fill_unread_slots, make_case, oracle  # noqa: E402
 
 from kernels import triton_decode  # noqa: E402
 from kv_formats import FORMATS  # noqa: E402
@@ -30,62 +30,6 @@ on_device = pytest.mark.parametrize(
 
 TOLERANCES = {"fp32": 1e-5, "int8": 2e-4, "fp16": 2e-3, "bf16": 1e-2}
 """Of outputs of about 1, by the types of the products. Their sums are fp32 or exact in all."""
-
-
-class Case(NamedTuple):
-    """The arguments of stored_attention."""
-
-    q: Tensor
-    k: list[Tensor]
-    v: list[Tensor]
-    start_pos: Tensor
-    k_format: str
-    v_format: str
-    sm_scale: float
-
-
-def make_case(
-    device, start_pos, formats=("int8", "int8"), *, shape=(1, 3, 1, 32), slots=256, q_dtype="fp32"
-):
-    """shape: (Hkv, G, T, D). Slots that no query may read hold NaN, and 127 where codes are."""
-    num_kv_heads, group_size, num_queries, head_dim = shape
-    generator = torch.Generator().manual_seed(0)
-
-    def random(*sizes):
-        return torch.randn(len(start_pos), *sizes, generator=generator)
-
-    k, v = (
-        [part.to(device) for part in FORMATS[name].encode(random(num_kv_heads, slots, head_dim))]
-        for name in formats
-    )
-    q = random(num_kv_heads * group_size, num_queries, head_dim)
-    q = q.to(device, FORMATS[q_dtype].dtype)
-    case = Case(q, k, v, torch.tensor(start_pos, device=device), *formats, head_dim**-0.5)
-    fill_unread_slots(case, float("nan"), 127)
-    return case
-
-
-def fill_unread_slots(case, float_value, code):
-    for row, filled in enumerate(case.start_pos.tolist()):
-        for part in (*case.k, *case.v):
-            value = float_value if part.is_floating_point() else code
-            part[row, :, filled + case.q.shape[2] - 1 :] = value
-
-
-def oracle(case):
-    """Out and lse in fp64, from the decoded cache."""
-    k = FORMATS[case.k_format].decode(tuple(case.k), torch.float64)
-    v = FORMATS[case.v_format].decode(tuple(case.v), torch.float64)
-    tokens = torch.arange(case.q.shape[2], device=k.device)[:, None]
-    slots = torch.arange(k.shape[2], device=k.device)
-    visible = slots < case.start_pos[:, None, None] + tokens  # [B, T, S]
-    v = v.masked_fill(~visible.any(1)[:, None, :, None], 0)
-    q_groups = case.q.double().unflatten(1, (k.shape[1], -1))  # [B, Hkv, G, T, D]
-    scores = torch.einsum("bhgtd,bhsd->bhgts", q_groups, k) * case.sm_scale
-    scores = scores.masked_fill(~visible[:, None, None], -torch.inf)
-    lse = torch.logsumexp(scores, -1)
-    weights = torch.exp(scores - lse.clamp(min=-1e30)[..., None])
-    return torch.einsum("bhgts,bhsd->bhgtd", weights, v).flatten(1, 2), lse.flatten(1, 2)
 
 
 def variant_of(case):
@@ -231,6 +175,42 @@ def test_tiled_values_are_contiguous_in_slots():
     assert tiled.shape == (1, 2, 2, 6, 128)
     for slot in (0, 1, 127, 128, 255):
         assert torch.equal(tiled[:, :, slot // 128, :, slot % 128], codes[:, :, slot])
+
+
+@pytest.fixture
+def addresses_read(monkeypatch):
+    """First and last byte of everything that the interpreter loads, as it goes on."""
+    interpreter = pytest.importorskip("triton.runtime.interpreter")._interpreter
+    load, addresses = interpreter.load, []
+
+    def recorded_load(pointers, mask, other, dtype):
+        first = pointers[mask]
+        addresses.extend(
+            [*first.tolist(), *(first + first.dtype.type(dtype.itemsize - 1)).tolist()]
+        )
+        return load(pointers, mask, other, dtype)
+
+    monkeypatch.setattr(interpreter, "load", recorded_load)
+    return addresses
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="the interpreter alone can tell what was read")
+@pytest.mark.parametrize("filled", [1, 128, 200])
+def test_every_filled_slot_is_read_and_no_other(addresses_read, filled):
+    case = as_read(make_case("cpu", [filled], slots=256))
+    triton_decode.stored_attention(*case)
+
+    def slots_read(part, slot_of_byte):
+        offsets = (address - part.data_ptr() for address in addresses_read)
+        return {slot_of_byte(offset) for offset in offsets if 0 <= offset < part.nbytes}
+
+    keys, values = case.k[0], case.v[0]
+    assert slots_read(keys, lambda byte: byte // 32) == set(range(filled))
+    for scale in (case.k[1], case.v[1]):
+        assert slots_read(scale, lambda byte: byte // 2) == set(range(filled))
+    # Values in words of 16 slots.
+    words = slots_read(values, lambda byte: byte // (32 * 128) * 128 + byte % 128)
+    assert words == set(range(-(-filled // 16) * 16))
 
 
 @on_device
