@@ -18,10 +18,11 @@ from summary import FLAG_WORDS  # noqa: E402
 
 README = ROOT / "README.md"
 CODE = [*sorted(ROOT.glob("*.py")), *sorted(ROOT.glob("kernels/*.py")), ROOT / "kernels" / "csrc"]
-CODE += sorted(ROOT.glob("scripts/*.py"))
+CODE += [*sorted(ROOT.glob("scripts/*.py")), ROOT / "scripts" / "peers"]
 OTHERS = {
-    "kernels/csrc": "The C++ kernels of the CPU: decode attention over the stored cache.",
+    "kernels/csrc": "The C++ kernels of the CPU: decode attention over the stored cache, products of few rows.",
     "scripts/gpu_check.sh": "The shell command of `gpu_check.py`.",
+    "scripts/peers": "What compare_peers.py runs inside the environment of each peer.",
     "benchmarks.sh": "The commands behind the rows of `benchmark_results.txt`.",
     "benchmark_results.txt": "Rows, appended by the tool only.",
     "tests/": "A file per module; the name of a test is the sentence that must hold.",
@@ -66,7 +67,7 @@ def files() -> str:
             lines.append(f"- `{name}` — {OTHERS[name]}")
         elif docstring := ast.get_docstring(ast.parse(path.read_text())):
             lines.append(f"- `{name}` — {' '.join(docstring.split(chr(10) * 2)[0].split())}")
-    others = [name for name in OTHERS if not name.startswith("kernels/")]
+    others = [name for name in OTHERS if ROOT / name not in CODE]
     return "\n".join(lines + [f"- `{name}` — {OTHERS[name]}" for name in others])
 
 
