@@ -20,7 +20,7 @@ README = ROOT / "README.md"
 CODE = [*sorted(ROOT.glob("*.py")), *sorted(ROOT.glob("kernels/*.py")), ROOT / "kernels" / "csrc"]
 CODE += [*sorted(ROOT.glob("scripts/*.py")), ROOT / "scripts" / "peers"]
 OTHERS = {
-    "kernels/csrc": "The C++ kernels of the CPU: decode attention over the stored cache, products of few rows.",
+    "kernels/csrc": "The C++ kernels of the CPU: decode attention, and products of few rows.",
     "scripts/gpu_check.sh": "The shell command of `gpu_check.py`.",
     "scripts/peers": "What compare_peers.py runs inside the environment of each peer.",
     "benchmarks.sh": "The commands behind the rows of `benchmark_results.txt`.",

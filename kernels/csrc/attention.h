@@ -32,20 +32,6 @@ Side side_of(at::TensorList parts, int64_t pair) {
           payload.size(3) * payload.element_size()};
 }
 
-// Rows of x [..., width] times factor, as fp32 [rows, padded(width)], zero past width.
-Scratch<float> padded_rows(const at::Tensor& x, float factor) {
-  const auto rows = x.to(at::kFloat).contiguous();
-  const int64_t width = rows.size(-1), stride = padded(width), num_rows = rows.numel() / width;
-  Scratch<float> all(num_rows * stride);
-  const float* from = rows.const_data_ptr<float>();
-  for (int64_t r = 0; r < num_rows; ++r, from += width) {
-    float* to = all.data + r * stride;
-    for (int64_t i = 0; i < width; ++i) to[i] = from[i] * factor;
-    std::fill(to + width, to + stride, 0.0f);
-  }
-  return all;
-}
-
 // All pairs of a call. Their tiles form one line, cut into `num_parts` with results of their own;
 // each query's own token is one part more, where it is asked for.
 struct Work {
@@ -149,17 +135,16 @@ std::tuple<at::Tensor, at::Tensor> stored_attention(
 }
 
 // Each query's own token in full precision as the last result: out = v, lse = q . k.
-void add_own_tokens(Work& work, const at::Tensor& k, const at::Tensor& v) {
+void add_own_tokens(Work& work, const float* k, const float* v) {
   for (size_t pair = 0; pair < work.heads.size(); ++pair) {
     const Head& head = work.heads[pair];
     for (int64_t r = 0; r < work.num_rows; ++r) {
       const int64_t row = work.row(pair, work.num_parts) + r;
-      const int64_t token = (pair * head.num_queries + r % head.num_queries) * head.head_dim;
+      const int64_t token = pair * head.num_queries + r % head.num_queries;
       const float* q = head.q + r * work.stride;
-      const float* key = k.const_data_ptr<float>() + token;
-      const float* value = v.const_data_ptr<float>() + token;
+      const float* key = k + token * work.stride;
       work.states[row] = {std::inner_product(q, q + head.head_dim, key, 0.0f), {1.0f}};
-      std::copy_n(value, head.head_dim, work.sums.data + row * work.stride);
+      std::copy_n(v + token * work.stride, head.head_dim, work.sums.data + row * work.stride);
     }
   }
 }
@@ -169,18 +154,22 @@ at::Tensor decode_attention(const at::Tensor& q, const at::Tensor& k_new, const 
                             c10::string_view /*k_format*/, c10::string_view /*v_format*/,
                             double sm_scale) {
   const auto q_rows = padded_rows(q, sm_scale * M_LOG2E);
-  const auto own_k = k_new.to(at::kFloat).contiguous(), own_v = v_new.to(at::kFloat).contiguous();
   const auto filled = start_pos.to(at::kLong).contiguous();
-  const int64_t* positions = filled.const_data_ptr<int64_t>();
-  Work work = make_work(q, q_rows.data, k, v, positions, true);
-  add_own_tokens(work, own_k, own_v);
+  Work work = make_work(q, q_rows.data, k, v, filled.const_data_ptr<int64_t>(), true);
+  add_own_tokens(work, padded_rows(k_new, 1).data, padded_rows(v_new, 1).data);
   run(work, k, v);
 
-  auto out = at::empty(q.sizes(), q.options().dtype(at::kFloat));
-  float* to = out.mutable_data_ptr<float>();
-  for (size_t pair = 0; pair < work.heads.size(); ++pair)
-    for (int64_t r = 0; r < work.num_rows; ++r, to += q.size(3)) merge_parts(work, pair, r, to);
-  return out.to(q.scalar_type());
+  auto out = at::empty(q.sizes(), q.options(), at::MemoryFormat::Contiguous);
+  std::vector<float> row(q.size(3));
+  by_type(q.scalar_type(), [&](auto type) {
+    auto* to = out.mutable_data_ptr<decltype(type)>();
+    for (size_t pair = 0; pair < work.heads.size(); ++pair)
+      for (int64_t r = 0; r < work.num_rows; ++r) {
+        merge_parts(work, pair, r, row.data());
+        for (const float x : row) *to++ = decltype(type)(x);
+      }
+  });
+  return out;
 }
 
 }  // namespace

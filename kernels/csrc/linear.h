@@ -16,13 +16,13 @@ Scratch<float> normed_rows(const at::Tensor& x, const std::optional<at::Tensor>&
   auto all = padded_rows(x, 1.0f);
   if (!norm) return all;
   const int64_t width = x.size(-1), num_rows = x.numel() / width;
-  const auto weight = norm->to(at::kFloat).contiguous();
+  const auto weight = padded_rows(*norm, 1);
   for (int64_t r = 0; r < num_rows; ++r) {
     float* row = all.data + r * padded(width);
     float squares = 0;
     for (int64_t i = 0; i < width; ++i) squares += row[i] * row[i];
     const float factor = 1 / std::sqrt(squares / width + float(eps));
-    for (int64_t i = 0; i < width; ++i) row[i] *= factor * weight.const_data_ptr<float>()[i];
+    for (int64_t i = 0; i < width; ++i) row[i] *= factor * weight.data[i];
   }
   return all;
 }

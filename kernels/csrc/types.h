@@ -57,6 +57,33 @@ struct Scratch {
   }
 };
 
+// body(T{}) for the C++ type of a floating dtype.
+template <class Body>
+auto by_type(at::ScalarType type, Body body) {
+  switch (type) {
+    case at::kFloat: return body(float{});
+    case at::kHalf: return body(Half{});
+    case at::kBFloat16: return body(BFloat16{});
+    default: TORCH_CHECK_VALUE(false, "no CPU kernel for ", type);
+  }
+}
+
+// Rows of x [..., width] times factor, as fp32 [rows, padded(width)], zero past width.
+inline Scratch<float> padded_rows(const at::Tensor& x, float factor) {
+  const auto rows = x.contiguous();
+  const int64_t width = rows.size(-1), stride = padded(width), num_rows = rows.numel() / width;
+  Scratch<float> all(num_rows * stride);
+  by_type(rows.scalar_type(), [&](auto type) {
+    const auto* from = rows.const_data_ptr<decltype(type)>();
+    for (int64_t r = 0; r < num_rows; ++r, from += width) {
+      float* to = all.data + r * stride;
+      for (int64_t i = 0; i < width; ++i) to[i] = widen(from[i]) * factor;
+      std::fill(to + width, to + stride, 0.0f);
+    }
+  });
+  return all;
+}
+
 // K or V of one sequence and KV head: payload [S, D], scale [S] or none.
 struct Side {
   const char* payload;
