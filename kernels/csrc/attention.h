@@ -26,10 +26,10 @@ void check_parts(at::TensorList parts) {
 
 Side side_of(at::TensorList parts, int64_t pair) {
   const auto& payload = parts[0];  // [B, Hkv, S, D]
-  const int64_t num_slots = payload.size(2), pair_bytes = payload.stride(1) * payload.element_size();
+  const int64_t num_slots = payload.size(2);
+  const int64_t pair_bytes = payload.stride(1) * payload.element_size();
   return {static_cast<const char*>(payload.const_data_ptr()) + pair * pair_bytes,
-          parts.size() > 1 ? parts[1].const_data_ptr<BFloat16>() + pair * num_slots : nullptr,
-          payload.size(3) * payload.element_size()};
+          parts.size() > 1 ? parts[1].const_data_ptr<BFloat16>() + pair * num_slots : nullptr};
 }
 
 // All pairs of a call. Their tiles form one line, cut into `num_parts` with results of their own;

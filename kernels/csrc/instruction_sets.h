@@ -33,7 +33,9 @@ constexpr size_t LANES = 8;
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
 inline Floats load_vector(const float* from) { return _mm256_loadu_ps(from); }
-inline Floats load_vector(const Half* from) { return _mm256_cvtph_ps(_mm_loadu_si128((__m128i*)from)); }
+inline Floats load_vector(const Half* from) {
+  return _mm256_cvtph_ps(_mm_loadu_si128((__m128i*)from));
+}
 inline Floats load_vector(const BFloat16* from) {
   return Floats(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((__m128i*)from)), 16));
 }
@@ -53,7 +55,9 @@ constexpr size_t LANES = 16;
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
 inline Floats load_vector(const float* from) { return _mm512_loadu_ps(from); }
-inline Floats load_vector(const Half* from) { return _mm512_cvtph_ps(_mm256_loadu_si256((__m256i*)from)); }
+inline Floats load_vector(const Half* from) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256((__m256i*)from));
+}
 inline Floats load_vector(const BFloat16* from) {
   const __m256i bits = _mm256_loadu_si256((__m256i*)from);
   return Floats(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));

@@ -86,15 +86,8 @@ inline Scratch<float> padded_rows(const at::Tensor& x, float factor) {
 
 // K or V of one sequence and KV head: payload [S, D], scale [S] or none.
 struct Side {
-  const char* payload;
+  const void* payload;
   const BFloat16* scale;
-  int64_t slot_bytes;  // of the payload
-
-  // Ask for slots that will be read soon. Nothing is read: past the end it does no harm.
-  void prefetch(int64_t first, int64_t count) const {
-    for (int64_t i = 0; i < count * slot_bytes; i += 64)
-      __builtin_prefetch(payload + first * slot_bytes + i, 0, 2);
-  }
 };
 
 // One KV head of one sequence with its query rows, row = g * T + t, scaled by sm_scale * log2(e).
