@@ -42,7 +42,9 @@ def linear(
     Returns:
         [..., N] in x's dtype. Sums are fp32; the C++ call keeps what is between them in fp32 too.
     """
-    if x.device.type == "cpu" and x.numel() <= MAX_ROWS * x.shape[-1] and native.is_loaded():
+    few_rows = x.numel() <= MAX_ROWS * x.shape[-1]
+    trains = torch.is_grad_enabled() and weight.requires_grad  # the C++ call has no gradient
+    if x.device.type == "cpu" and few_rows and not trains and native.is_loaded():
         return torch.ops.kv_fast.linear(x, weight, *(norm or (None, 0.0)), residual, swiglu)
     y = F.linear(rms_norm(x, *norm) if norm else x, weight)
     if swiglu:

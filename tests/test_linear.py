@@ -78,6 +78,13 @@ def test_a_non_finite_row_stays_non_finite(implementation, bad):
     assert not linear(x, torch.ones(8, 64), swiglu=True).isfinite().all()
 
 
+def test_gradients_reach_a_weight_that_asks_for_them():
+    x, weight = torch.randn(1, 64), torch.randn(8, 64, requires_grad=True)
+    linear(x, weight, (torch.ones(64), 1e-5)).sum().backward()
+    expected = rms_norm(x, torch.ones(64), 1e-5).expand(8, 64)
+    torch.testing.assert_close(weight.grad, expected)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_any_number_of_threads_gives_the_same_bits(threads):
     torch.manual_seed(0)
