@@ -16,11 +16,9 @@ from config import UserError
 from kernels import native, ops
 from kernels.flash import flash_attention
 from kernels.merge import merge_partials
+from kernels.slots import read_slots, tiled_shape, write_slots_
 from kv_formats import FORMATS
 from model import ModelConfig
-
-SLOT_STEP = 128
-"""Caches are a multiple of this many slots: one tile of the attention kernels."""
 
 PREFILL_BLOCK = 4096
 """Stored slots that prefill decodes at a time: scratch does not grow, and merges cost little."""
@@ -28,6 +26,8 @@ PREFILL_BLOCK = 4096
 
 class KVCache(nn.Module):
     """Keys and values of one layer: [B, Hkv, S, width] per part, allocated once, KV heads only.
+
+    Parts that the attention op reads tiled are allocated so, see kernels.slots.
 
     Args:
         k_format, v_format: names in FORMATS.
@@ -47,7 +47,10 @@ class KVCache(nn.Module):
         self.head_dim = shape[-1]
         for side, name in (("k", k_format), ("v", v_format)):
             for part in FORMATS[name].parts(self.head_dim):
-                slots = torch.zeros(*shape[:-1], part.width, dtype=part.dtype, device=device)
+                sizes: tuple[int, ...] = (*shape[:-1], part.width)
+                if side == "v" and ops.reads_tiled_values(part.dtype, torch.device(device)):
+                    sizes = tiled_shape(sizes)
+                slots = torch.zeros(sizes, dtype=part.dtype, device=device)
                 self.register_buffer(f"{side}_{part.name}", slots, persistent=False)
 
     @property
@@ -76,6 +79,7 @@ class KVCache(nn.Module):
         Returns:
             [B, Hq, T, D] in q's dtype.
         """
+        self._store(k, v, start_pos)
         if past_len is None:
             return self._decode(q, k, v, start_pos)
         return self._prefill(q, k, v, past_len)
@@ -83,7 +87,6 @@ class KVCache(nn.Module):
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, start_pos: Tensor) -> Tensor:
         sm_scale = 1 / math.sqrt(self.head_dim)
         stored_args = (self.k_parts, self.v_parts, start_pos, self.k_format, self.v_format)
-        self._store(k, v, start_pos)
         if q.device.type == "cpu" and native.is_loaded():
             return torch.ops.kv_fast.decode_attention(q, k, v, *stored_args, sm_scale)
         stored = ops.stored_attention(q, *stored_args, sm_scale)
@@ -91,14 +94,11 @@ class KVCache(nn.Module):
         return out.to(q.dtype)
 
     def _store(self, k: Tensor, v: Tensor, start_pos: Tensor) -> None:
-        batch = torch.arange(k.shape[0], device=k.device)[:, None]
         slots = start_pos[:, None] + torch.arange(k.shape[2], device=k.device)  # [B, T]
         for part, new in self._encoded(k, v):
-            part[batch, :, slots] = new.transpose(1, 2)
+            write_slots_(part, slots, new)
 
     def _prefill(self, q: Tensor, k: Tensor, v: Tensor, past_len: int) -> Tensor:
-        for part, new in self._encoded(k, v):
-            part[:, :, past_len : past_len + k.shape[2]] = new
         result = flash_attention(q, k, v, causal=True)
         for lo in range(0, past_len, PREFILL_BLOCK):
             hi = min(lo + PREFILL_BLOCK, past_len)
@@ -115,8 +115,7 @@ class KVCache(nn.Module):
             k, v = (
                 torch.randn(shape, generator=generator, device=generator.device) for _ in range(2)
             )
-            for part, new in self._encoded(k, v):
-                part[:, :, lo:hi] = new
+            self._store(k, v, torch.full((batch_size,), lo, device=k.device))
 
     def _encoded(self, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         yield from zip(self.k_parts, FORMATS[self.k_format].encode(k), strict=True)
@@ -124,7 +123,7 @@ class KVCache(nn.Module):
 
     def _decoded(self, lo: int, hi: int, dtype: torch.dtype) -> Iterator[Tensor]:
         for parts, name in ((self.k_parts, self.k_format), (self.v_parts, self.v_format)):
-            yield FORMATS[name].decode(tuple(part[:, :, lo:hi] for part in parts), dtype)
+            yield FORMATS[name].decode(tuple(read_slots(part, lo, hi) for part in parts), dtype)
 
 
 def own_token(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> tuple[Tensor, Tensor]:
@@ -177,6 +176,7 @@ def past_scratch_bytes(
 
     Results [rows, Hq, D]: one in dtype, and four in fp32 while two are merged. One block of slots:
     K and V in dtype unless stored so, and fp32 codes and product while one of them is decoded.
+    V is decoded before it is there in dtype: that leaves room for its codes out of their tiles.
     """
     if not past_len:
         return 0

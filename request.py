@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from config import GenerateConfig, UserError
-from kv_cache import SLOT_STEP, parse_formats
+from kernels.slots import SLOT_TILE
+from kv_cache import parse_formats
 from model import ModelConfig
 from tokenizer import Tokenizer
 
@@ -28,7 +29,7 @@ class Request:
         depth_ids: stored before the timed prompt.
         prompt_ids: the timed prompt, at least one id.
         new_tokens: to generate, at most.
-        cache_len: slots per sequence, a multiple of SLOT_STEP.
+        cache_len: slots per sequence, a multiple of SLOT_TILE.
         formats: of K and of V, names in FORMATS.
         prefill_chunk: tokens per prefill step.
         synthetic_depth: slots to fill with random K and V instead of depth_ids.
@@ -131,12 +132,12 @@ def check_room(stored: int, max_seq_len: int) -> None:
 
 
 def cache_slots(needed: int, cache_size: int | None) -> int:
-    """Slots to allocate: what is needed, or --cache_size if larger, rounded up to SLOT_STEP."""
+    """Slots to allocate: what is needed, or --cache_size if larger, rounded up to SLOT_TILE."""
     if cache_size is not None and cache_size < needed:
         raise UserError(
             f"--cache_size {cache_size}: the run needs {needed} slots; leave it out or raise it"
         )
-    return -(-max(needed, cache_size or 0) // SLOT_STEP) * SLOT_STEP
+    return -(-max(needed, cache_size or 0) // SLOT_TILE) * SLOT_TILE
 
 
 def random_ids(

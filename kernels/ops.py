@@ -43,8 +43,8 @@ def stored_attention(
 
     Args:
         q: [B, Hq, T, D], T <= 16, after rope.
-        k, v: the parts of `FORMATS[k_format]` and `FORMATS[v_format]`, each [B, Hkv, S, width]. On
-            CUDA the codes of int8 values in tiles, see kernels.triton_decode.tile_values.
+        k, v: the parts of `FORMATS[k_format]` and `FORMATS[v_format]`, each [B, Hkv, S, width].
+            The parts of V for which `reads_tiled_values` holds are tiled, see kernels.slots.
         start_pos: [B]; query t of row b reads slots 0 .. start_pos[b] + t - 1 and no others.
         k_format, v_format: names in FORMATS.
         sm_scale: factor of q . k, 1 / sqrt(D).
@@ -83,6 +83,11 @@ def _(*args: Any) -> tuple[Tensor, Tensor]:
     from kernels import triton_decode  # noqa: PLC0415  (Triton exists only where CUDA does)
 
     return triton_decode.stored_attention(*args)
+
+
+def reads_tiled_values(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether stored_attention reads a part of V in dtype tiled on this device."""
+    return device.type == "cuda" and dtype == torch.int8
 
 
 def implementation(device: torch.device) -> str:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.merge import merge_partials
+from kernels.slots import read_slots
 from kv_formats import FORMATS, KVFormat
 
 Sides = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
@@ -50,19 +51,17 @@ def stored_attention(
 ) -> tuple[Tensor, Tensor]:
     """See kernels.ops.stored_attention. Reads the lengths on the host, so it cannot be captured."""
     formats = FORMATS[k_format], FORMATS[v_format]
-    rows = [
-        _row_attention(
-            q[row], (tuple(p[row] for p in k), tuple(p[row] for p in v)), formats, filled, sm_scale
-        )
-        for row, filled in enumerate(start_pos.tolist())
-    ]
+    rows = []
+    for row, filled in enumerate(start_pos.tolist()):
+        k_row, v_row = (tuple(part[row : row + 1] for part in side) for side in (k, v))
+        rows.append(_row_attention(q[row], (k_row, v_row), formats, filled, sm_scale))
     return torch.stack([out for out, _ in rows]), torch.stack([lse for _, lse in rows])
 
 
 def _row_attention(
     q: Tensor, parts: Sides, formats: tuple[KVFormat, KVFormat], filled: int, sm_scale: float
 ) -> tuple[Tensor, Tensor]:
-    """One sequence, its slots in blocks: q [Hq, T, D], parts [Hkv, S, width]."""
+    """One sequence, its slots in blocks: q [Hq, T, D], parts of batch size 1."""
     end = filled + q.shape[1] - 1
     partials = [
         _block_attention(q, parts, formats, (lo, min(lo + BLOCK, end), filled), sm_scale)
@@ -86,7 +85,7 @@ def _block_attention(
     """Slots lo .. hi - 1 of one sequence; query t sees those below filled + t."""
     lo, hi, filled = bounds
     k, v = (
-        kv_format.decode(tuple(part[:, lo:hi] for part in side), torch.float32)
+        kv_format.decode(tuple(read_slots(part, lo, hi)[0] for part in side), torch.float32)
         for kv_format, side in zip(formats, parts, strict=True)
     )
     if hi <= filled:

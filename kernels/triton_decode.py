@@ -21,7 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton_tile import VALUE_TILE, attend_tile, prepare_queries, raise_top
+from kernels.slots import SLOT_TILE, is_tiled
+from kernels.triton_tile import attend_tile, prepare_queries, raise_top
 
 INTERPRETER_PROCESSORS = 4
 """SMs to assume without a GPU: enough for several splits."""
@@ -84,16 +85,16 @@ def stored_attention(
     Never waits for the device, and its workspace depends on shapes only: it can be captured.
 
     Raises:
-        ValueError: a part of the cache is not contiguous, S is not a multiple of VALUE_TILE, or
+        ValueError: a part of the cache is not contiguous, S is not a multiple of SLOT_TILE, or
             int8 values are not tiled.
     """
-    if v_format == "int8" and v[0].ndim != 5:
-        raise ValueError(f"int8 values {list(v[0].shape)} are not laid out by tile_values")
+    if v_format == "int8" and not is_tiled(v[0]):
+        raise ValueError(f"int8 values {list(v[0].shape)} are not tiled")
     if not all(part.is_contiguous() for part in (*k, *v)):
         raise ValueError("the cache is not contiguous")
     num_queries, num_slots = q.shape[2], k[0].shape[2]
-    if num_slots % VALUE_TILE.value:
-        raise ValueError(f"{num_slots} slots are not a multiple of {VALUE_TILE.value}")
+    if num_slots % SLOT_TILE:
+        raise ValueError(f"{num_slots} slots are not a multiple of {SLOT_TILE}")
     q, start_pos = q.contiguous(), start_pos.contiguous()
     variant = choose_variant(q, k[0], v[0], k_format, v_format)
     num_pairs = q.shape[0] * variant.num_kv_heads
@@ -168,7 +169,7 @@ def _program_shape(
         # Outside the tensor cores, with both operands whole in registers.
         most_rows, most_slots, tile_elements, num_warps = 16, 64, 2048, 8
     elif k_dot == v_dot == torch.int8:
-        most_rows, most_slots, tile_elements, num_warps = 16, VALUE_TILE.value, 16384, 4
+        most_rows, most_slots, tile_elements, num_warps = 16, SLOT_TILE, 16384, 4
     else:
         most_rows, most_slots, tile_elements, num_warps = 32, 64, 8192, 4
     # The rows are the short side of the products with int8 values: 8 at least, else 16.
@@ -263,11 +264,3 @@ def _merge_kernel(split_out, split_lse, out, lse, num_splits, num_queries, varia
     acc /= tl.where(total > 0, total, 1.0)
     tl.store(out + q_row * variant.head_dim + d, acc, mask=d < variant.head_dim)
     tl.store(lse + q_row, (top + tl.log2(total)) * LN_2)
-
-
-def tile_values(codes: Tensor) -> Tensor:
-    """Int8 values [B, Hkv, S, D] as the kernel reads them: [B, Hkv, S / VALUE_TILE, D, VALUE_TILE].
-
-    S is a multiple of VALUE_TILE.
-    """
-    return codes.unflatten(2, (-1, VALUE_TILE.value)).transpose(3, 4).contiguous()

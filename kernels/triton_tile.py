@@ -19,7 +19,9 @@ and heads together; of it `count` slots are read, None: all.
 import triton
 import triton.language as tl
 
-VALUE_TILE = tl.constexpr(128)
+from kernels.slots import SLOT_TILE
+
+VALUE_TILE = tl.constexpr(SLOT_TILE)
 """Slots that int8 values keep together: [B, Hkv, S / VALUE_TILE, D, VALUE_TILE]."""
 
 VALUE_WORD = tl.constexpr(16)

@@ -19,7 +19,8 @@ from torch import Tensor
 
 import machine
 from kernels import ops
-from kv_cache import SLOT_STEP, KVCache
+from kernels.slots import SLOT_TILE
+from kv_cache import KVCache
 from kv_formats import FORMATS
 
 MAX_LAYERS = 32
@@ -100,7 +101,7 @@ class Method:
 
 def stored(case: Case, formats: tuple[str, str]) -> Method:
     """Ours: the op over a cache as it is stored."""
-    cache_len = -(-case.slots // SLOT_STEP) * SLOT_STEP
+    cache_len = -(-case.slots // SLOT_TILE) * SLOT_TILE
 
     def make_layer() -> Call:
         cache = KVCache(*formats, case.shape(cache_len), case.device)

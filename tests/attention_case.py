@@ -5,7 +5,44 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels import native, ops, reference
 from kv_formats import FORMATS
+
+reference_attention = torch.library.custom_op(
+    "kv_fast_tests::stored_attention", reference.stored_attention, mutates_args=()
+)
+"""The reference as an op, so that a compiled step can call it where the C++ kernel is loaded."""
+
+
+@reference_attention.register_fake
+def _(q, *_):
+    return q.new_empty(q.shape, dtype=torch.float32), q.new_empty(q.shape[:-1], dtype=torch.float32)
+
+
+def use_reference(monkeypatch):
+    monkeypatch.setattr(ops, "stored_attention", reference_attention)
+    monkeypatch.setattr(native, "is_loaded", lambda: False)
+
+
+def use_tiles(monkeypatch):
+    """Allocate caches on the CPU as on CUDA; the reference answers for both layouts."""
+    use_reference(monkeypatch)
+    monkeypatch.setattr(ops, "reads_tiled_values", lambda dtype, device: dtype == torch.int8)
+
+
+def tile_values(codes):
+    """Int8 values [B, Hkv, S, D] as CUDA reads them: [B, Hkv, S / 128, D, 128]."""
+    return codes.unflatten(2, (-1, 128)).transpose(3, 4).contiguous()
+
+
+def as_rows(part):
+    """[B, Hkv, S, width], a copy if the part is tiled."""
+    return part if part.ndim == 4 else part.transpose(3, 4).contiguous().flatten(2, 3)
+
+
+def overwrite_(part, rows):
+    """Make rows [B, Hkv, S, width] what the part stores, in its layout."""
+    part.copy_(rows if part.ndim == 4 else tile_values(rows))
 
 
 class Case(NamedTuple):

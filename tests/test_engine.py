@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 import torch
+from attention_case import use_reference, use_tiles
 from conftest import TINY, seeded_model
 from plain_llama import full_forward, greedy
 from torch._dynamo.utils import counters
@@ -114,6 +115,20 @@ def test_a_second_prompt_in_one_process_gives_the_text_of_a_fresh_one(compile, t
     for prompt in (PROMPT, PROMPT[3:7], PROMPT[::-1]):
         fresh = make_engine(tiny_model, "int8", compile=compile)
         assert generated(used, prompt, 20) == generated(fresh, prompt, 20)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_the_layout_of_the_cache_changes_no_id(compile, tiny_model, monkeypatch):
+    prompt = PROMPT * 5  # in chunks: 21 * 5 ids, the last chunk behind 100 of them
+    answers = []
+    for layout in (use_reference, use_tiles):
+        layout(monkeypatch)
+        engine = make_engine(tiny_model, "int8", compile=compile, chunk=50)
+        answers.append(generated(engine, prompt, 150))
+    assert engine.caches[0].v_codes.ndim == 5
+    assert answers[0] == answers[1]
+    assert graphs() == (2 if compile else 0)
+    assert not counters["graph_break"]
 
 
 @pytest.mark.parametrize("cache_len", [64, 256, 1024])

@@ -3,10 +3,11 @@ import math
 
 import pytest
 import torch
+from attention_case import as_rows, overwrite_, tile_values, use_reference, use_tiles
 from conftest import TINY
 
 from config import UserError
-from kernels import native, ops, reference
+from kernels import native, ops
 from kernels.flash import flash_attention
 from kv_cache import KVCache, bytes_per_token, describe_caches, make_caches, parse_formats
 from kv_formats import FORMATS
@@ -26,12 +27,14 @@ SHAPES = [  # G, D
 INSTRUCTION_SETS = native.instruction_sets() if native.load() else []
 
 
-@pytest.fixture(params=["reference", *INSTRUCTION_SETS])
+REFERENCES = {"reference": use_reference, "reference of tiles": use_tiles}
+
+
+@pytest.fixture(params=[*REFERENCES, *INSTRUCTION_SETS])
 def implementation(request, monkeypatch):
     """Every implementation of the op that this machine can run, in turn."""
-    if request.param == "reference":
-        monkeypatch.setattr(ops, "stored_attention", reference.stored_attention)
-        monkeypatch.setattr(native, "is_loaded", lambda: False)
+    if request.param in REFERENCES:
+        REFERENCES[request.param](monkeypatch)
         yield request.param
         return
     torch.ops.kv_fast.use_instruction_set(request.param)
@@ -74,8 +77,8 @@ def filled_cache(k_format, v_format, shape, seed=0):
     for parts, name in ((cache.k_parts, k_format), (cache.v_parts, v_format)):
         encoded = FORMATS[name].encode(torch.randn(shape, generator=generator))
         for part, new in zip(parts, encoded, strict=True):
-            part.copy_(new)
-        decoded.append(FORMATS[name].decode(tuple(parts), torch.float32))
+            overwrite_(part, new)
+        decoded.append(FORMATS[name].decode(encoded, torch.float32))
     return cache, *decoded
 
 
@@ -92,8 +95,8 @@ def stored_attention(cache, q, start_pos):
 @pytest.mark.parametrize(("group", "head_dim"), SHAPES)
 @pytest.mark.parametrize("length", [1, 2, 16])
 def test_stored_attention_equals_the_fp64_oracle(formats, group, head_dim, length, implementation):
-    start = torch.tensor([0, 131, 240 - length])
-    cache, k, v = filled_cache(*formats, (3, 2, 240, head_dim))
+    start = torch.tensor([0, 131, 256 - length])
+    cache, k, v = filled_cache(*formats, (3, 2, 256, head_dim))
     q = torch.randn(3, 2 * group, length, head_dim, generator=torch.Generator().manual_seed(1))
     out, lse = stored_attention(cache, q, start)
     expected_out, expected_lse = oracle(q, k, v, start[:, None] + torch.arange(length))
@@ -106,7 +109,7 @@ def test_stored_attention_over_many_tiles_and_blocks_equals_the_oracle(
     filled, monkeypatch, implementation
 ):
     monkeypatch.setattr("kernels.reference.BLOCK", 50)
-    cache, k, v = filled_cache("int8", "int8", (1, 2, 240, 64))
+    cache, k, v = filled_cache("int8", "int8", (1, 2, 256, 64))
     q = torch.randn(1, 4, 5, 64)
     out, lse = stored_attention(cache, q, torch.tensor([filled]))
     expected_out, expected_lse = oracle(q, k, v, [filled + torch.arange(5)])
@@ -137,7 +140,9 @@ def test_query_t_equals_the_same_query_alone_one_slot_later(implementation):
 
 def poison(cache, start, codes, others):
     for part in (*cache.k_parts, *cache.v_parts):
-        part[:, :, start:] = codes if part.dtype == torch.int8 else others
+        rows = as_rows(part)
+        rows[:, :, start:] = codes if part.dtype == torch.int8 else others
+        overwrite_(part, rows)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -159,9 +164,11 @@ def test_each_row_of_a_mixed_batch_equals_its_own_run_whatever_its_neighbours_ho
     start = torch.tensor([0, 131, 60])
     q, k, v = torch.randn(3, 6, 2, 64), torch.randn(3, 2, 2, 64), torch.randn(3, 2, 2, 64)
     cache, _, _ = filled_cache("int8", "int8", (3, 2, 256, 64))
-    for row in range(3):
-        for part in (*cache.k_parts, *cache.v_parts):
-            part[row, :, start[row] :] = 0x7F if part.dtype == torch.int8 else torch.nan
+    for part in (*cache.k_parts, *cache.v_parts):
+        rows = as_rows(part)
+        for row in range(3):
+            rows[row, :, start[row] :] = 0x7F if part.dtype == torch.int8 else torch.nan
+        overwrite_(part, rows)
     together = cache.attend(q, k, v, start)
     for row in range(3):
         alone = KVCache("int8", "int8", (1, 2, 256, 64))
@@ -202,18 +209,51 @@ def test_verification_of_several_tokens_equals_decoding_them_one_by_one(name, im
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_prefill_sees_its_chunk_exactly_and_earlier_chunks_as_stored(name, monkeypatch):
+@pytest.mark.parametrize("past_len", [70, 128, 150])
+def test_prefill_sees_its_chunk_exactly_and_earlier_chunks_as_stored(
+    name, past_len, monkeypatch, implementation
+):
     monkeypatch.setattr("kv_cache.PREFILL_BLOCK", 30)
     torch.manual_seed(0)
-    cache, k_past, v_past = filled_cache(name, name, (1, 2, 128, 64))
+    cache, k_past, v_past = filled_cache(name, name, (1, 2, 256, 64))
     q, k, v = torch.randn(1, 6, 20, 64), torch.randn(1, 2, 20, 64), torch.randn(1, 2, 20, 64)
-    answer = cache.attend(q, k, v, torch.tensor([70]), past_len=70)
-    seen_k, seen_v = torch.cat((k_past[:, :, :70], k), 2), torch.cat((v_past[:, :, :70], v), 2)
-    expected, _ = oracle(q, seen_k, seen_v, [71 + torch.arange(20)])
+    answer = cache.attend(q, k, v, torch.tensor([past_len]), past_len)
+    seen_k = torch.cat((k_past[:, :, :past_len], k), 2)
+    seen_v = torch.cat((v_past[:, :, :past_len], v), 2)
+    expected, _ = oracle(q, seen_k, seen_v, [past_len + 1 + torch.arange(20)])
     torch.testing.assert_close(answer, expected.float(), atol=1e-5, rtol=1e-4)
-    stored = FORMATS[name].decode(tuple(p[:, :, 70:90] for p in cache.k_parts), torch.float32)
-    encoded = FORMATS[name].decode(FORMATS[name].encode(k), torch.float32)
-    assert torch.equal(stored, encoded)
+    for parts, new in ((cache.k_parts, k), (cache.v_parts, v)):
+        for part, encoded in zip(parts, FORMATS[name].encode(new), strict=True):
+            assert torch.equal(as_rows(part)[:, :, past_len : past_len + 20], encoded)
+
+
+@pytest.mark.parametrize("past_len", [None, 120])
+def test_a_tiled_cache_stores_the_tiles_of_what_a_row_major_one_stores(past_len, monkeypatch):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 6, 16, 64), torch.randn(2, 2, 16, 64), torch.randn(2, 2, 16, 64)
+    starts = torch.tensor([120, 120 if past_len else 200])
+    rows, _, _ = filled_cache("int8", "int8", (2, 2, 256, 64))
+    rows.attend(q, k, v, starts, past_len)
+    use_tiles(monkeypatch)
+    tiled, _, _ = filled_cache("int8", "int8", (2, 2, 256, 64))
+    tiled.attend(q, k, v, starts, past_len)
+    assert tiled.v_codes.shape == (2, 2, 2, 64, 128)
+    assert torch.equal(tiled.v_codes, tile_values(rows.v_codes))
+    for name in ("k_codes", "k_scale", "v_scale"):
+        assert torch.equal(getattr(tiled, name), getattr(rows, name))
+
+
+def test_a_tiled_cache_of_broken_tiles_is_refused(monkeypatch):
+    use_tiles(monkeypatch)
+    with pytest.raises(ValueError, match="130 slots are not a multiple of 128"):
+        KVCache("bf16", "int8", (1, 2, 130, 64))
+
+
+def test_int8_values_are_tiled_on_cuda_alone():
+    device, int8, bf16 = torch.device, torch.int8, torch.bfloat16
+    assert ops.reads_tiled_values(int8, device("cuda", 1))
+    for dtype, name in ((bf16, "cuda"), (int8, "cpu"), (int8, "mps")):
+        assert not ops.reads_tiled_values(dtype, device(name))
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -248,14 +288,12 @@ def test_any_number_of_threads_gives_the_same_answer_and_the_same_bits_twice(thr
 
 
 @pytest.mark.skipif(not INSTRUCTION_SETS, reason="no C++ compiler here")
-def test_a_strided_cache_and_an_unknown_instruction_set_are_refused():
+def test_a_strided_or_tiled_cache_and_an_unknown_instruction_set_are_refused():
     cache, _, _ = filled_cache("fp32", "fp32", (1, 2, 128, 64))
     q = torch.randn(1, 4, 1, 64)
-    every_other_slot = [cache.k_parts[0][:, :, ::2]]
-    with pytest.raises(ValueError, match="strided"):
-        ops.stored_attention(
-            q, every_other_slot, every_other_slot, torch.tensor([9]), "fp32", "fp32", 0.1
-        )
+    for wrong in (cache.k_parts[0][:, :, ::2], tile_values(cache.k_parts[0])):
+        with pytest.raises(ValueError, match="the cache is strided or tiled"):
+            ops.stored_attention(q, cache.k_parts, [wrong], torch.tensor([9]), "fp32", "fp32", 0.1)
     with pytest.raises(ValueError, match="instruction set vax"):
         torch.ops.kv_fast.use_instruction_set("vax")
 

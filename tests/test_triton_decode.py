@@ -13,9 +13,18 @@ import torch
 
 triton = pytest.importorskip("triton", reason="no Triton here", exc_type=ImportError)
 
-from attention_case import Case, fill_unread_slots, make_case, oracle  # noqa: E402
+from attention_case import (  # noqa: E402
+    Case,
+    as_rows,
+    fill_unread_slots,
+    make_case,
+    oracle,
+    tile_values,
+    use_tiles,
+)
 
 from kernels import triton_decode  # noqa: E402
+from kv_cache import KVCache  # noqa: E402
 from kv_formats import FORMATS  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:divide by zero encountered in log2")
@@ -40,7 +49,7 @@ def as_read(case):
     """The case with its values laid out as the kernel reads them."""
     if case.v_format != "int8":
         return case
-    return case._replace(v=[triton_decode.tile_values(case.v[0]), case.v[1]])
+    return case._replace(v=[tile_values(case.v[0]), case.v[1]])
 
 
 def attend(case):
@@ -169,9 +178,24 @@ def test_vectors_of_scale_zero_count_as_zeros(device):
     assert_same(attend(case), oracle(case), 0)
 
 
+@on_device
+@pytest.mark.parametrize("formats", [("int8", "int8"), ("bf16", "int8"), ("int8", "bf16")])
+def test_a_cache_is_laid_out_as_the_kernel_reads_it(device, formats, monkeypatch):
+    if INTERPRETED:
+        use_tiles(monkeypatch)
+    cache = KVCache(*formats, (1, 2, 256, 32), device)
+    cache.fill_synthetic_(200, torch.Generator(device).manual_seed(0))
+    q = make_case(device, [200], formats, shape=(2, 3, 2, 32)).q
+    start_pos = torch.tensor([199], device=device)
+    case = Case(q, cache.k_parts, cache.v_parts, start_pos, *formats, 32**-0.5)
+    expected = oracle(case._replace(v=[as_rows(part) for part in cache.v_parts]))
+    tolerance = max(TOLERANCES[name] for name in formats)
+    assert_same(triton_decode.stored_attention(*case), expected, tolerance)
+
+
 def test_tiled_values_are_contiguous_in_slots():
     codes = torch.arange(-128, 128, dtype=torch.int8).repeat(12).view(1, 2, 256, 6)
-    tiled = triton_decode.tile_values(codes)
+    tiled = tile_values(codes)
     assert tiled.shape == (1, 2, 2, 6, 128)
     for slot in (0, 1, 127, 128, 255):
         assert torch.equal(tiled[:, :, slot // 128, :, slot % 128], codes[:, :, slot])
@@ -241,7 +265,7 @@ def test_a_cache_with_gaps_is_refused():
 
 
 def test_int8_values_that_are_not_tiled_are_refused():
-    with pytest.raises(ValueError, match="tile_values"):
+    with pytest.raises(ValueError, match="are not tiled"):
         triton_decode.stored_attention(*make_case("cpu", [10]))
 
 

@@ -14,6 +14,7 @@ import torch
 
 triton = pytest.importorskip("triton", reason="no Triton here", exc_type=ImportError)
 
+from attention_case import tile_values  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 
 from kernels import triton_decode  # noqa: E402
@@ -97,7 +98,7 @@ def compile_for(monkeypatch):
         vectors = torch.zeros(1, 8, 256, head_dim)
         k, v = (list(FORMATS[name].encode(vectors)) for name in formats)
         if formats[1] == "int8":
-            v[0] = triton_decode.tile_values(v[0])
+            v[0] = tile_values(v[0])
         q = torch.zeros(1, 8 * group_size, num_queries, head_dim, dtype=FORMATS[q_dtype].dtype)
         start_pos = torch.zeros(1, dtype=torch.int64)
         triton_decode.stored_attention(q, k, v, start_pos, *formats, head_dim**-0.5)

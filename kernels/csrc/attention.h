@@ -17,7 +17,8 @@ namespace {
 constexpr int64_t GRAIN = 2;  // tiles per part at least: waking a thread costs more
 
 void check_parts(at::TensorList parts) {
-  for (const auto& part : parts) TORCH_CHECK_VALUE(part.is_contiguous(), "the cache is strided");
+  for (const auto& part : parts)
+    TORCH_CHECK_VALUE(part.is_contiguous() && part.dim() == 4, "the cache is strided or tiled");
   const auto type = parts[0].scalar_type();
   TORCH_CHECK_VALUE(type == at::kFloat || type == at::kHalf || type == at::kBFloat16 ||
                         type == at::kChar,
