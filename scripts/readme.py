@@ -72,8 +72,9 @@ def files() -> str:
 
 
 def table() -> str:
-    """The measured rows, with what is common to all of them in front."""
-    rows = [row for row in read_rows(ROOT / "benchmark_results.txt") if row.status == "ok"]
+    """The newest row of each setting, and behind them what all have in common."""
+    measured = [row for row in read_rows(ROOT / "benchmark_results.txt") if row.status == "ok"]
+    rows = list({row.key: row for row in measured}.values())
     head = " | ".join(COLUMNS)
     body = [" | ".join(cell(row) for cell in COLUMNS.values()) for row in rows]
     rule = "|".join("---" for _ in COLUMNS)
