@@ -22,7 +22,8 @@ torch.library.define(
     " float sm_scale) -> (Tensor, Tensor)",
 )
 
-
+# stored_attention with each query's own token merged in, after both were stored: one call, on the
+# CPU, where calls are what a small model spends its time on. [B, Hq, T, D] in q's dtype.
 torch.library.define(
     "kv_fast::decode_attention",
     "(Tensor q, Tensor k_new, Tensor v_new, Tensor[] k, Tensor[] v, Tensor start_pos,"

@@ -1,5 +1,5 @@
 // kv_fast::linear on the CPU: a matrix product of few rows, with the norm before and the SwiGLU and
-// the residual after it in the same parallel region. See kernels/ops.py for the contract.
+// the residual after it in the same parallel region. See kernels/linear.py for the contract.
 
 #pragma once
 

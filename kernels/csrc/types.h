@@ -111,7 +111,7 @@ struct RowState {
 // Attention of a head's rows over slots lo .. hi - 1, added to state and sums [rows, padded(D)].
 using Attend = void(const Head&, int64_t lo, int64_t hi, RowState* state, float* sums);
 
-// A matrix product of few rows with what surrounds it; see kernels/ops.py.
+// A matrix product of few rows with what surrounds it; see kernels/linear.py.
 struct Product {
   const void* weight;  // [out_features or twice as many, in_features]
   const float* x;      // [rows, padded(in_features)], zero past in_features
