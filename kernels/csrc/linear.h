@@ -47,9 +47,8 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
                            out_features,
                            swiglu};
   Multiply* multiply = current->choose_multiply(weight.scalar_type());
-  at::parallel_for(0, (out_features + 3) / 4, FEATURES / 4, [&](int64_t begin, int64_t end) {
-    multiply(product, 4 * begin, std::min(4 * end, out_features));
-  });
+  at::parallel_for(0, out_features, FEATURES,
+                   [&](int64_t lo, int64_t hi) { multiply(product, lo, hi); });
   return out;
 }
 
