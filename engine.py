@@ -1,7 +1,9 @@
 """A model with its caches and compiled steps, and the loop that generates with them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +11,11 @@ from tqdm import tqdm
 
 from checkpoint import Checkpoint
 from kernels import ops
+from kernels.huge_pages import zeros_in_huge_pages
 from model import Transformer
+
+DecodeStep = Callable[..., Tensor]
+"""Called like `decode_step`."""
 
 
 @dataclass(frozen=True)
@@ -73,15 +79,36 @@ def load_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype)
     with torch.device("meta"):
         model = Transformer(checkpoint.config)
     model.rope_freqs = model.rope_freqs.to(device)
-    total = sum(p.numel() for p in model.parameters()) * dtype.itemsize
+    sizes = [p.numel() for p in model.parameters()]
+    total = sum(sizes) * dtype.itemsize
+    zeros = zeros_in_huge_pages(total, len(sizes), device)
     with tqdm(total=total, desc="load", unit="B", unit_scale=True, disable=None) as bar:
-        for name, weight in checkpoint.weights(device, dtype):
+        for name, loaded in checkpoint.weights(device, dtype):
+            weight = loaded
+            if device.type == "cpu":
+                weight = zeros(loaded.shape, dtype=dtype, device=device).copy_(loaded)
             module, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(module), leaf, nn.Parameter(weight, requires_grad=False))
             bar.update(weight.nbytes)
     if checkpoint.config.tie_embeddings:
         model.lm_head.weight = model.embed_tokens.weight
     return model.eval()
+
+
+def compiled_step(device: torch.device) -> DecodeStep:
+    """`decode_step`, to be compiled for one model, its caches and one kind of arguments.
+
+    Guards would compare all of them again with each token, some 400 tensors, and Inductor's asserts
+    all layers' sizes: together a tenth of a token's time on the CPU. Compiled code is found by its
+    code object, so that this copy runs for no other model.
+    """
+    own = FunctionType(decode_step.__code__.replace(), decode_step.__globals__, "decode_step")
+    options: dict[str, str | int | bool | Callable[..., Any]] = {
+        "triton.cudagraphs": device.type == "cuda",
+        "size_asserts": False,
+        "guard_filter_fn": lambda guards: [False] * len(guards),
+    }
+    return torch.compile(own, fullgraph=True, dynamic=False, options=options)
 
 
 class Engine:
@@ -105,12 +132,8 @@ class Engine:
         self.prefill_chunk = prefill_chunk
         self.device = model.norm.weight.device
         self.attention = ops.implementation(self.device)
-        self.decode_step = decode_step
-        if compile:
-            graphs = self.device.type == "cuda"
-            self.decode_step = torch.compile(
-                decode_step, fullgraph=True, options={"triton.cudagraphs": graphs}
-            )
+        self.compile = compile
+        self._steps: dict[tuple[Any, ...], DecodeStep] = {}
 
     @property
     def cache_len(self) -> int:
@@ -131,7 +154,10 @@ class Engine:
         self, token: Tensor, start_pos: Tensor, sampling: Sampling, noise: Tensor | None
     ) -> Tensor:
         """The id [B, 1] after `token` [B, 1], which is stored at start_pos [B] on the way."""
-        token = self.decode_step(self.model, self.caches, token, start_pos, sampling, noise)
+        kind = (token.shape, token.dtype, start_pos.dtype, sampling, noise is None)
+        if kind not in self._steps:
+            self._steps[kind] = compiled_step(self.device) if self.compile else decode_step
+        token = self._steps[kind](self.model, self.caches, token, start_pos, sampling, noise)
         # The next replay of a CUDA graph overwrites its outputs; nothing else needs a copy.
         return token.clone()
 

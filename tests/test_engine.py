@@ -109,6 +109,22 @@ def test_target_and_draft_engines_live_side_by_side(tiny_model):
     assert answers == [generated(engine, PROMPT, 10) for engine in engines]
 
 
+def test_one_engine_compiles_each_kind_of_call_once_and_mixes_none_up(tiny_model):
+    compiled, eager = (
+        make_engine(tiny_model, "int8", compile=compile) for compile in (True, False)
+    )
+    kinds = [
+        GREEDY,
+        Sampling(320, temperature=0.9, top_k=50),
+        Sampling(320, temperature=0.9, top_k=7),
+        Sampling(100, temperature=0),
+    ]
+    for sampling in kinds * 2:
+        expected = generated(eager, PROMPT, 12, sampling)
+        assert generated(compiled, PROMPT, 12, sampling) == expected
+    assert graphs() == len(kinds)
+
+
 @pytest.mark.parametrize("compile", [False, True])
 def test_a_second_prompt_in_one_process_gives_the_text_of_a_fresh_one(compile, tiny_model):
     used = make_engine(tiny_model, "int8", compile=compile)

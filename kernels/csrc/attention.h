@@ -66,7 +66,6 @@ void run_part(Work& work, Attend* attend, int64_t part) {
     if (lo >= hi) continue;
     const int64_t row = work.row(pair, part);
     float* sums = work.sums.data + row * work.stride;
-    std::fill_n(sums, work.num_rows * work.stride, 0.0f);
     attend(work.heads[pair], (lo - origin) * TILE,
            std::min((hi - origin) * TILE, work.heads[pair].num_slots()), &work.states[row], sums);
   }
