@@ -13,7 +13,7 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,9 +153,16 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def weights(
-        self, device: torch.device | str, dtype: torch.dtype
+        self,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        empty: Callable[..., Tensor] = torch.empty,
     ) -> Iterator[tuple[str, Tensor]]:
         """Each parameter of `Transformer` once, by name, made when it is asked for.
+
+        Args:
+            device, dtype: of the weights.
+            empty: gives their memory, called like `torch.empty(sizes, dtype=, device=)`.
 
         Yields:
             name, tensor in memory of its own. A tied head does not appear.
@@ -187,10 +194,13 @@ class FileCheckpoint(Checkpoint):
         """One tensor of the file under the file's name; may be a view of the mapped file."""
 
     def weights(
-        self, device: torch.device | str, dtype: torch.dtype
+        self,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        empty: Callable[..., Tensor] = torch.empty,
     ) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self.tensors():
-            yield name, tensor.to(device, dtype, copy=True)
+            yield name, empty(tensor.shape, dtype=dtype, device=device).copy_(tensor)
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Refuse files whose headers are not exactly the model that the config describes.

@@ -4,7 +4,7 @@
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -101,13 +101,16 @@ class RandomCheckpoint(Checkpoint):
         return byte_tokenizer(self.config.vocab_size)
 
     def weights(
-        self, device: torch.device | str, dtype: torch.dtype
+        self,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        empty: Callable[..., Tensor] = torch.empty,
     ) -> Iterator[tuple[str, Tensor]]:
         generator = torch.Generator(device).manual_seed(SEED)
         with torch.device("meta"):
             parameters = dict(Transformer(self.config).named_parameters())
         for name, parameter in parameters.items():
-            weight = torch.empty(parameter.shape, dtype=dtype, device=device)
+            weight = empty(parameter.shape, dtype=dtype, device=device)
             if weight.ndim == 1:
                 yield name, weight.fill_(1)
             else:

@@ -83,10 +83,7 @@ def load_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype)
     total = sum(sizes) * dtype.itemsize
     zeros = zeros_in_huge_pages(total, len(sizes), device)
     with tqdm(total=total, desc="load", unit="B", unit_scale=True, disable=None) as bar:
-        for name, loaded in checkpoint.weights(device, dtype):
-            weight = loaded
-            if device.type == "cpu":
-                weight = zeros(loaded.shape, dtype=dtype, device=device).copy_(loaded)
+        for name, weight in checkpoint.weights(device, dtype, zeros):
             module, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(module), leaf, nn.Parameter(weight, requires_grad=False))
             bar.update(weight.nbytes)
