@@ -19,6 +19,7 @@ from torch import Tensor
 
 import machine
 from kernels import ops
+from kernels.huge_pages import zeros_in_huge_pages
 from kernels.slots import SLOT_TILE
 from kv_cache import KVCache
 from kv_formats import FORMATS
@@ -28,6 +29,9 @@ MAX_LAYERS = 32
 
 PATTERN = 1 << 20
 """Random elements that a buffer repeats: data does not change the time, making it takes long."""
+
+MAX_PARTS = 4
+"""Of a cache: codes and scales of K and V."""
 
 Call = Callable[[], object]
 
@@ -63,7 +67,7 @@ class Case:
         """That the last query sees: what is read."""
         return self.filled + self.queries - 1
 
-    def stored_bytes(self, formats: tuple[str, str], slots: int | None = None) -> int:
+    def stored_bytes(self, formats: Sequence[str], slots: int | None = None) -> int:
         """Of codes and scales of K and V in `slots` slots of one layer; None: of those read."""
         per_head = sum(FORMATS[name].bytes_per_vector(self.heads.head_dim) for name in formats)
         return self.batch_size * self.heads.num_kv_heads * per_head * (slots or self.slots)
@@ -102,9 +106,11 @@ class Method:
 def stored(case: Case, formats: tuple[str, str]) -> Method:
     """Ours: the op over a cache as it is stored."""
     cache_len = -(-case.slots // SLOT_TILE) * SLOT_TILE
+    held_bytes = case.stored_bytes(formats, cache_len)
 
     def make_layer() -> Call:
-        cache = KVCache(*formats, case.shape(cache_len), case.device)
+        zeros = zeros_in_huge_pages(held_bytes, MAX_PARTS, case.device)
+        cache = KVCache(*formats, case.shape(cache_len), case.device, zeros)
         for name, part in cache.named_buffers():
             fill_(part, is_scale=name.endswith("scale"))
         start_pos = torch.full((case.batch_size,), case.filled, device=case.device)
@@ -112,7 +118,6 @@ def stored(case: Case, formats: tuple[str, str]) -> Method:
         sm_scale = 1 / math.sqrt(case.heads.head_dim)
         return functools.partial(ops.stored_attention, *inputs, *formats, sm_scale)
 
-    held_bytes = case.stored_bytes(formats, cache_len)
     return Method(format_name(formats), make_layer, case.stored_bytes(formats), held_bytes)
 
 
@@ -160,10 +165,11 @@ def format_name(formats: tuple[str, str]) -> str:
 
 def random_parts(case: Case, name: str) -> list[Tensor]:
     """K or V of one layer in a format of FORMATS, each part [B, Hkv, slots, width]."""
+    zeros = zeros_in_huge_pages(case.stored_bytes((name,)), MAX_PARTS, case.device)
     parts = []
     for part in FORMATS[name].parts(case.heads.head_dim):
         shape = *case.shape(case.slots)[:-1], part.width
-        parts.append(torch.empty(shape, dtype=part.dtype, device=case.device))
+        parts.append(zeros(shape, dtype=part.dtype, device=case.device))
         fill_(parts[-1], is_scale=part.name == "scale")
     return parts
 

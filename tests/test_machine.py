@@ -82,13 +82,18 @@ def test_bandwidth_is_that_of_the_best_probe_over_an_eighth_of_free_memory(
 
 def test_bandwidth_buffers_are_far_larger_than_the_last_level_cache(monkeypatch):
     sizes = []
-    monkeypatch.setattr(machine.torch, "ones", lambda count, device: sizes.append(4 * count))
+
+    def zeros_in_huge_pages(num_bytes, num_tensors, device):
+        sizes.append((num_bytes, num_tensors))
+        return lambda sizes, dtype, device: None
+
+    monkeypatch.setattr(machine, "zeros_in_huge_pages", zeros_in_huge_pages)
     monkeypatch.setattr(machine, "free_bytes", lambda device: 1 << 50)
     monkeypatch.setattr(machine, "_best_time_s", lambda probe, device: 1.0)
     for cache_bytes in (0, 64 * MIB):
         monkeypatch.setattr(machine, "last_level_cache_bytes", lambda size=cache_bytes: size)
         machine.bandwidth_gb_s(CPU)
-    assert sizes == [256 * MIB] * 2 + [512 * MIB] * 2
+    assert sizes == [(2 * 256 * MIB, 2), (2 * 512 * MIB, 2)]
 
 
 def test_measured_bandwidth_is_plausible(monkeypatch):
