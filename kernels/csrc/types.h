@@ -44,19 +44,19 @@ inline float widen(int8_t x) { return x; }
 inline float widen(Half x) { return x; }
 inline float widen(BFloat16 x) { return c10::bit_cast<float>(uint32_t(x.x) << 16); }
 
-// Scratch, aligned to 64 bytes. Not a tensor: a kernel needs a dozen, at a microsecond each.
+// Scratch, aligned to 64 bytes. Not a tensor: a kernel needs a dozen, at a microsecond each. Nor
+// from aligned_alloc, which keeps no freed memory at hand as malloc does.
 template <class T>
 struct Scratch {
   struct Free {
-    void operator()(T* memory) const { std::free(memory); }
+    void operator()(void* memory) const { std::free(memory); }
   };
-  std::unique_ptr<T, Free> memory;
+  std::unique_ptr<void, Free> memory;
   T* data;
 
-  explicit Scratch(int64_t count)
-      : memory(static_cast<T*>(std::aligned_alloc(64, padded(count * sizeof(T), 64)))),
-        data(memory.get()) {
-    TORCH_CHECK_WITH(OutOfMemoryError, data || count == 0, "no memory for kernel scratch");
+  explicit Scratch(int64_t count) : memory(std::malloc(count * sizeof(T) + 64)) {
+    TORCH_CHECK_WITH(OutOfMemoryError, memory, "no memory for kernel scratch");
+    data = reinterpret_cast<T*>(padded(reinterpret_cast<intptr_t>(memory.get()), 64));
   }
 };
 
