@@ -15,14 +15,15 @@ constexpr int64_t FEATURES = 16;
 Scratch<float> normed_rows(const at::Tensor& x, const std::optional<at::Tensor>& norm, double eps) {
   auto all = padded_rows(x, 1.0f);
   if (!norm) return all;
-  const int64_t width = x.size(-1), num_rows = x.numel() / width;
+  const int64_t width = x.size(-1), stride = padded(width), num_rows = x.numel() / width;
   const auto weight = padded_rows(*norm, 1);
   for (int64_t r = 0; r < num_rows; ++r) {
-    float* row = all.data + r * padded(width);
-    float squares = 0;
-    for (int64_t i = 0; i < width; ++i) squares += row[i] * row[i];
-    const float factor = 1 / std::sqrt(squares / width + float(eps));
-    for (int64_t i = 0; i < width; ++i) row[i] *= factor * weight.data[i];
+    float* row = all.data + r * stride;
+    float squares[16] = {};  // sums that do not wait for each other
+    for (int64_t i = 0; i < stride; ++i) squares[i % 16] += row[i] * row[i];
+    const float mean = std::accumulate(squares, squares + 16, 0.0f) / width;
+    const float factor = 1 / std::sqrt(mean + float(eps));
+    for (int64_t i = 0; i < stride; ++i) row[i] *= factor * weight.data[i];
   }
   return all;
 }
