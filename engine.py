@@ -113,7 +113,8 @@ class Engine:
 
     Args:
         model: on its device, in its dtype.
-        caches: one KVCache per layer, on the same device.
+        caches: one KVCache per layer, on the same device. A compiled engine keeps to this model and
+            these caches: values may change, tensors of another dtype, shape or layout may not come.
         compile: compile the decode step; on CUDA as a CUDA graph.
         prefill_chunk: tokens per prefill call. A chunk sees itself in full precision and earlier
             chunks as stored, so with a quantised cache the chunk size can change results.
@@ -151,6 +152,9 @@ class Engine:
         self, token: Tensor, start_pos: Tensor, sampling: Sampling, noise: Tensor | None
     ) -> Tensor:
         """The id [B, 1] after `token` [B, 1], which is stored at start_pos [B] on the way."""
+        token, start_pos = token.contiguous(), start_pos.contiguous()
+        if noise is not None:
+            noise = noise.float().contiguous()
         kind = (token.shape, token.dtype, start_pos.dtype, sampling, noise is None)
         if kind not in self._steps:
             self._steps[kind] = compiled_step(self.device) if self.compile else decode_step

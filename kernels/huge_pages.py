@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from config import UserError
+
 HUGE = 2 << 20
 """Bytes of a huge page on x86-64 and, with 4 KiB base pages, on AArch64."""
 
@@ -27,6 +29,9 @@ def zeros_in_huge_pages(num_bytes: int, num_tensors: int, device: torch.device |
     They lie side by side in one mapping, which asks Linux for huge pages. Each has a storage of its
     own, or torch.compile would take writes to one for writes to all. Not on the CPU of a Linux:
     plain `torch.zeros`.
+
+    Raises:
+        UserError: the system refuses so much memory.
     """
     if torch.device(device).type != "cpu" or sys.platform != "linux" or not num_bytes:
         return torch.zeros
@@ -35,7 +40,14 @@ def zeros_in_huge_pages(num_bytes: int, num_tensors: int, device: torch.device |
 
 class _Mapping:
     def __init__(self, num_bytes: int) -> None:
-        self.memory = mmap.mmap(-1, num_bytes + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        try:
+            self.memory = mmap.mmap(-1, num_bytes + HUGE, flags=flags)
+        except OSError as error:
+            needed = f"{num_bytes / 1e9:.2f} GB in one piece for weights or KV cache"
+            raise UserError(
+                f"{needed}: {error.strerror}; a smaller model or cache needs less"
+            ) from None
         with contextlib.suppress(OSError):  # a kernel without them
             self.memory.madvise(mmap.MADV_HUGEPAGE)
         self.used = -torch.frombuffer(self.memory, dtype=torch.uint8).data_ptr() % HUGE

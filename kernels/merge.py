@@ -25,6 +25,5 @@ def merge_partials(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[
 
 def _weighted(out: Tensor, lse: Tensor, base: Tensor) -> Tensor:
     weight = torch.exp(lse.float() - base).unsqueeze(-1)
-    return torch.where(
-        weight > 0, out.float() * weight, 0.0
-    )  # 0 * NaN is NaN: select, do not scale
+    # Select, do not scale: 0 * NaN is NaN. A weight of NaN is no empty set and stays.
+    return torch.where(weight == 0, 0.0, out.float() * weight)

@@ -235,7 +235,7 @@ def _split_kernel(
         state = attend_tile(state, queries, factor, k, v, slots, count, visible, variant)
 
     acc, total, top = state
-    acc /= tl.where(total > 0, total, 1.0)[:, None]
+    acc /= tl.where(total == 0, 1.0, total)[:, None]  # a total of NaN spoils the row
     tl.store(lse + results, top + tl.log2(total), mask=rows < num_rows)
     tl.store(out + results[:, None] * variant.head_dim + d, acc, mask=exists)
 
@@ -261,6 +261,6 @@ def _merge_kernel(split_out, split_lse, out, lse, num_splits, num_queries, varia
 
     token, head = row // variant.group_size, row % variant.group_size
     q_row = (pair * variant.group_size + head) * num_queries + token
-    acc /= tl.where(total > 0, total, 1.0)
+    acc /= tl.where(total == 0, 1.0, total)
     tl.store(out + q_row * variant.head_dim + d, acc, mask=d < variant.head_dim)
     tl.store(lse + q_row, (top + tl.log2(total)) * LN_2)

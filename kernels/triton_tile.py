@@ -128,7 +128,8 @@ def _add_int8_values(state, scores, v, first, count, variant: tl.constexpr):
     sums = tl.dot(values, tl.trans(high)) * 128 + tl.dot(values, tl.trans(low))
     top, offset, decay = raise_top(top, tile_top)
     gain = tl.exp2(tile_top - offset)
-    total = total * decay + tl.sum(weights, 1) * gain
+    # A scale that is not finite has no codes; here it spoils the row.
+    total = total * decay + tl.sum(weights + scale * 0.0, 1) * gain
     acc = acc * decay[:, None] + tl.trans(sums).to(tl.float32) * gain[:, None]
     return acc, total, top
 

@@ -7,6 +7,7 @@ OUT/summary.txt has a line per step, OUT/rows.txt the rows and OUT/bench.json th
 The exit code is 1 if any step failed.
 """
 
+import importlib.util
 import shlex
 import subprocess
 import sys
@@ -143,7 +144,15 @@ def new_folder(path: Path) -> Path:
 
 
 def main(config: GpuCheckConfig) -> int:
-    """Run all steps; 1 if any failed."""
+    """Run all steps; 1 if any failed.
+
+    Raises:
+        UserError: the folder cannot be used, or pytest, which two steps need, is missing.
+    """
+    if not importlib.util.find_spec("pytest"):
+        raise UserError(
+            "no pytest, which checks the kernels: pip install -r requirements-test.txt, then again"
+        )
     out = new_folder(config.out)
     is_smoke = config.smoke or not torch.cuda.is_available()
     device = machine.pick_device("cpu" if is_smoke else "cuda")

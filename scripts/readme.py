@@ -35,6 +35,8 @@ COLUMNS = {
     "KV cache MB": lambda row: f"{1000 * row.kv_cache_gb:.1f}",
     "peak GB": lambda row: f"{row.peak_mem_gb:.3f}",
     "attention": lambda row: row.attention,
+    "flags": lambda row: ", ".join(row.flags) or "-",
+    "commit": lambda row: row.commit,
 }
 
 

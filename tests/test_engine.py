@@ -125,6 +125,25 @@ def test_one_engine_compiles_each_kind_of_call_once_and_mixes_none_up(tiny_model
     assert graphs() == len(kinds)
 
 
+def test_a_compiled_step_takes_arguments_of_any_layout(tiny_model):
+    ids = torch.tensor([PROMPT, PROMPT[::-1]])
+    sampling = Sampling(320, temperature=0.9, top_k=50)
+    noise = torch.rand(50, 2).mT
+    answers = []
+    for compile in (True, False):
+        caches = make_caches(TINY, ("int8", "int8"), 2, 128)
+        engine, got = Engine(tiny_model, caches, compile=compile), []
+        engine.prefill(ids[:, :12])
+        for i, start_pos in enumerate([torch.tensor([12, 12]), torch.tensor([13]).expand(2)] * 2):
+            token = ids[:, 12 + i : 13 + i]
+            for x in (token, token.contiguous()):
+                got.append(engine.decode(x, start_pos, sampling, noise))
+                got.append(engine.decode(x, start_pos.clone(), sampling, noise.double()))
+        answers.append(torch.stack(got))
+    assert torch.equal(*answers)
+    assert graphs() == 1
+
+
 @pytest.mark.parametrize("compile", [False, True])
 def test_a_second_prompt_in_one_process_gives_the_text_of_a_fresh_one(compile, tiny_model):
     used = make_engine(tiny_model, "int8", compile=compile)

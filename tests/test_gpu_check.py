@@ -110,3 +110,10 @@ def test_all_steps_pass_in_miniature_on_the_cpu(tmp_path):
     assert {(cell["k_format"], cell["filled"]) for cell in cells} == {
         (kv_format, filled) for kv_format in ("bf16", "int8") for filled in (128, 256)
     }
+
+
+def test_without_pytest_nothing_is_begun(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_check.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install -r requirements-test\.txt"):
+        gpu_check.main(gpu_check.GpuCheckConfig(out=str(tmp_path / "out")))
+    assert not (tmp_path / "out").exists()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import TINY
 
+from config import UserError
 from kernels import huge_pages
 from kernels.huge_pages import ALIGNMENT, HUGE, zeros_in_huge_pages
 from kv_cache import bytes_per_token, make_caches
@@ -58,6 +59,12 @@ def test_a_kernel_without_huge_pages_gives_plain_ones(monkeypatch):
 
     monkeypatch.setattr(huge_pages.mmap, "mmap", Plain)
     assert not zeros_in_huge_pages(4096, 1, "cpu")((64,), dtype=torch.int8, device="cpu").any()
+
+
+@linux
+def test_what_the_system_refuses_is_told_with_its_size():
+    with pytest.raises(UserError, match=r"^4611686018\.43 GB in one piece .*: .*; a smaller"):
+        zeros_in_huge_pages(1 << 62, 1, "cpu")
 
 
 @linux

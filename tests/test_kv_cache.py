@@ -138,6 +138,25 @@ def test_query_t_equals_the_same_query_alone_one_slot_later(implementation):
         )
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("filled", [3, 100])
+def test_a_bad_value_that_a_query_sees_stays_visible(bad, name, filled, implementation):
+    torch.manual_seed(0)
+    for place in ("q", "k", "v"):
+        q, k, v = torch.randn(1, 6, 2, 64), *torch.randn(2, 1, 2, 128, 64)
+        {"q": q[:, :3, 0], "k": k[:, 0, 1].abs_(), "v": v[:, 0, 1]}[place][..., 5] = bad
+        q[:, :3, 1] = 1.0  # sees an infinite key from the front: its score is inf, not -inf
+        cache = KVCache(name, name, (1, 2, 128, 64))
+        for parts, x in ((cache.k_parts, k), (cache.v_parts, v)):
+            for part, new in zip(parts, FORMATS[name].encode(x), strict=True):
+                overwrite_(part, new)
+        out, lse = stored_attention(cache, q, torch.tensor([filled]))
+        seen = out[0, :3, 0 if place == "q" else 1]  # by the head with it
+        assert not seen.isfinite().all(-1).any()
+        assert out[0, 3:].isfinite().all() and lse[0, 3:].isfinite().all()
+
+
 def poison(cache, start, codes, others):
     for part in (*cache.k_parts, *cache.v_parts):
         rows = as_rows(part)

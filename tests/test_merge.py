@@ -30,6 +30,16 @@ def test_an_empty_partial_changes_nothing_whatever_its_out_holds(filler):
         assert torch.equal(merged[1], lse)
 
 
+def test_a_bad_partial_spoils_the_merge():
+    good = torch.randn(3, 8), torch.randn(3)
+    empty = torch.zeros(3, 8), torch.full((3,), -torch.inf)
+    bad = torch.full((3, 8), torch.nan)
+    for lse in (torch.full((3,), torch.nan), torch.zeros(3)):
+        for other in (good, empty):
+            for pair in (((bad, lse), other), (other, (bad, lse))):
+                assert merge_partials(*pair)[0].isnan().all()
+
+
 def test_two_empty_partials_are_empty():
     empty = torch.full((3, 8), torch.nan), torch.full((3,), -torch.inf)
     out, lse = merge_partials(empty, empty)

@@ -122,6 +122,20 @@ def test_every_length_matches_the_oracle(device, num_queries, filled):
 
 @on_device
 @pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("place", ["q", "k", "v"])
+def test_a_bad_value_that_a_query_sees_stays_visible(device, kv_format, place):
+    case = make_case(device, [300], (kv_format, kv_format), shape=(2, 1, 1, 32), slots=384)
+    if place == "q":
+        case.q[:, 0] = torch.nan
+    else:
+        {"k": case.k, "v": case.v}[place][-1][:, 0, 1] = torch.nan  # a scale, or a vector
+    out, _ = attend(case)
+    finite = out.isfinite().all(-1)
+    assert not finite[:, 0].any() and finite[:, 1].all()
+
+
+@on_device
+@pytest.mark.parametrize("kv_format", FORMATS)
 def test_slots_that_no_query_sees_change_no_bit(device, kv_format):
     case = make_case(device, [0, 70], (kv_format, kv_format), shape=(1, 2, 3, 32))
     results = attend(case)

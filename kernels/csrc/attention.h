@@ -81,13 +81,13 @@ float merge_parts(const Work& work, int64_t pair, int64_t r, float* out) {
   for (int64_t part = 0; part < work.num_results; ++part) {
     const int64_t row = work.row(pair, part) + r;
     const RowState& state = work.states[row];
-    if (state.top == MINUS_INFINITY) continue;
+    if (state.is_empty()) continue;
     const float weight = std::exp2(state.top - top);
     const float* sums = work.sums.data + row * work.stride;
     total += weight * state.total();
     for (int64_t d = 0; d < head_dim; ++d) out[d] += weight * sums[d];
   }
-  if (total > 0)
+  if (total != 0)  // NaN included: it spoils the row
     for (int64_t d = 0; d < head_dim; ++d) out[d] /= total;
   return (top + std::log2(total)) * float(M_LN2);
 }

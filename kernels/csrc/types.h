@@ -109,6 +109,9 @@ struct RowState {
   alignas(64) float totals[16] = {};  // the sum of the weights is the sum of these
 
   float total() const { return std::accumulate(totals, totals + 16, 0.0f); }
+
+  // Nothing was visible. Where all scores were NaN the total is, and `top` says nothing.
+  bool is_empty() const { return top == MINUS_INFINITY && total() == 0; }
 };
 
 // Attention of a head's rows over slots lo .. hi - 1, added to state and sums [rows, padded(D)].
