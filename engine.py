@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from checkpoint import Checkpoint
 from kernels import ops
-from kernels.huge_pages import zeros_in_huge_pages
+from kernels.huge_pages import empty_in_huge_pages
 from model import Transformer
 
 DecodeStep = Callable[..., Tensor]
@@ -81,9 +81,9 @@ def load_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype)
     model.rope_freqs = model.rope_freqs.to(device)
     sizes = [p.numel() for p in model.parameters()]
     total = sum(sizes) * dtype.itemsize
-    zeros = zeros_in_huge_pages(total, len(sizes), device)
+    empty = empty_in_huge_pages(total, len(sizes), device)
     with tqdm(total=total, desc="load", unit="B", unit_scale=True, disable=None) as bar:
-        for name, weight in checkpoint.weights(device, dtype, zeros):
+        for name, weight in checkpoint.weights(device, dtype, empty):
             module, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(module), leaf, nn.Parameter(weight, requires_grad=False))
             bar.update(weight.nbytes)

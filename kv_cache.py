@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from config import UserError
 from kernels import native, ops
 from kernels.flash import flash_attention
-from kernels.huge_pages import Zeros, zeros_in_huge_pages
+from kernels.huge_pages import Empty, empty_in_huge_pages
 from kernels.merge import merge_partials
 from kernels.slots import read_slots, tiled_shape, write_slots_
 from kv_formats import FORMATS
@@ -34,7 +34,7 @@ class KVCache(nn.Module):
         k_format, v_format: names in FORMATS.
         shape: (B, Hkv, S, D).
         device: where the slots live.
-        zeros: allocates them, called like `torch.zeros(sizes, dtype=, device=)`.
+        empty: allocates them, called like `torch.empty(sizes, dtype=, device=)`.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class KVCache(nn.Module):
         v_format: str,
         shape: tuple[int, int, int, int],
         device: torch.device | str = "cpu",
-        zeros: Zeros = torch.zeros,
+        empty: Empty = torch.empty,
     ) -> None:
         super().__init__()
         self.k_format, self.v_format = k_format, v_format
@@ -53,7 +53,8 @@ class KVCache(nn.Module):
                 sizes: tuple[int, ...] = (*shape[:-1], part.width)
                 if side == "v" and ops.reads_tiled_values(part.dtype, torch.device(device)):
                     sizes = tiled_shape(sizes)
-                slots = zeros(sizes, dtype=part.dtype, device=device)
+                # Written now: what does not fit must fail here, not in the middle of a run.
+                slots = empty(sizes, dtype=part.dtype, device=device).zero_()
                 self.register_buffer(f"{side}_{part.name}", slots, persistent=False)
 
     @property
@@ -158,8 +159,8 @@ def make_caches(
     shape = (batch_size, config.num_kv_heads, cache_len, config.head_dim)
     num_parts = sum(len(FORMATS[name].parts(config.head_dim)) for name in formats)
     num_bytes = batch_size * cache_len * bytes_per_token(config, formats)
-    zeros = zeros_in_huge_pages(num_bytes, config.num_layers * num_parts, device)
-    return nn.ModuleList(KVCache(*formats, shape, device, zeros) for _ in range(config.num_layers))
+    empty = empty_in_huge_pages(num_bytes, config.num_layers * num_parts, device)
+    return nn.ModuleList(KVCache(*formats, shape, device, empty) for _ in range(config.num_layers))
 
 
 def bytes_per_token(config: ModelConfig, formats: tuple[str, str]) -> int:

@@ -14,7 +14,7 @@ import psutil
 import torch
 
 from config import UserError
-from kernels.huge_pages import zeros_in_huge_pages
+from kernels.huge_pages import empty_in_huge_pages
 
 log = logging.getLogger("kv_fast")
 
@@ -181,8 +181,8 @@ def bandwidth_gb_s(device: torch.device) -> float:
     if device.type != "cuda":
         size = max(256 * MIB, 8 * last_level_cache_bytes())
     count = min(size, free_bytes(device) // 8) // 4
-    zeros = zeros_in_huge_pages(2 * 4 * count, 2, device)
-    a, b = (zeros((count,), dtype=torch.float32, device=device) for _ in range(2))
+    empty = empty_in_huge_pages(2 * 4 * count, 2, device)
+    a, b = (empty((count,), dtype=torch.float32, device=device).fill_(1) for _ in range(2))
     probes: list[tuple[Callable[[], object], int]] = [
         (lambda: torch.sum(a), 4 * count),
         (lambda: torch.dot(a, b), 8 * count),

@@ -19,23 +19,23 @@ HUGE = 2 << 20
 ALIGNMENT = 64
 """Of each tensor: a cache line."""
 
-Zeros = Callable[..., Tensor]
-"""Called like `torch.zeros(sizes, dtype=, device=)`."""
+Empty = Callable[..., Tensor]
+"""Called like `torch.empty(sizes, dtype=, device=)`."""
 
 
-def zeros_in_huge_pages(num_bytes: int, num_tensors: int, device: torch.device | str) -> Zeros:
+def empty_in_huge_pages(num_bytes: int, num_tensors: int, device: torch.device | str) -> Empty:
     """What allocates up to `num_tensors` tensors of together at most `num_bytes`.
 
     They lie side by side in one mapping, which asks Linux for huge pages. Each has a storage of its
     own, or torch.compile would take writes to one for writes to all. Not on the CPU of a Linux:
-    plain `torch.zeros`.
+    plain `torch.empty`.
 
     Raises:
         UserError: the system refuses so much memory.
     """
     if torch.device(device).type != "cpu" or sys.platform != "linux" or not num_bytes:
-        return torch.zeros
-    return _Mapping(num_bytes + num_tensors * ALIGNMENT).zeros
+        return torch.empty
+    return _Mapping(num_bytes + num_tensors * ALIGNMENT).empty
 
 
 class _Mapping:
@@ -52,16 +52,13 @@ class _Mapping:
             self.memory.madvise(mmap.MADV_HUGEPAGE)
         self.used = -torch.frombuffer(self.memory, dtype=torch.uint8).data_ptr() % HUGE
 
-    def zeros(
+    def empty(
         self, sizes: Sequence[int], *, dtype: torch.dtype, device: torch.device | str
     ) -> Tensor:
-        """A tensor, which keeps the whole mapping alive.
-
-        Its pages are touched now: what does not fit must fail here, not in the middle of a run.
-        """
+        """A tensor, which keeps the whole mapping alive; its pages come when they are written."""
         count = torch.Size(sizes).numel()
         if not count:
-            return torch.zeros(sizes, dtype=dtype, device=device)
+            return torch.empty(sizes, dtype=dtype, device=device)
         flat = torch.frombuffer(self.memory, dtype=dtype, count=count, offset=self.used)
         self.used += -(-flat.nbytes // ALIGNMENT) * ALIGNMENT
-        return flat.zero_().view(torch.Size(sizes))
+        return flat.view(torch.Size(sizes))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import machine
 from kernels import ops
-from kernels.huge_pages import zeros_in_huge_pages
+from kernels.huge_pages import empty_in_huge_pages
 from kernels.slots import SLOT_TILE
 from kv_cache import KVCache
 from kv_formats import FORMATS
@@ -109,8 +109,8 @@ def stored(case: Case, formats: tuple[str, str]) -> Method:
     held_bytes = case.stored_bytes(formats, cache_len)
 
     def make_layer() -> Call:
-        zeros = zeros_in_huge_pages(held_bytes, MAX_PARTS, case.device)
-        cache = KVCache(*formats, case.shape(cache_len), case.device, zeros)
+        empty = empty_in_huge_pages(held_bytes, MAX_PARTS, case.device)
+        cache = KVCache(*formats, case.shape(cache_len), case.device, empty)
         for name, part in cache.named_buffers():
             fill_(part, is_scale=name.endswith("scale"))
         start_pos = torch.full((case.batch_size,), case.filled, device=case.device)
@@ -165,11 +165,11 @@ def format_name(formats: tuple[str, str]) -> str:
 
 def random_parts(case: Case, name: str) -> list[Tensor]:
     """K or V of one layer in a format of FORMATS, each part [B, Hkv, slots, width]."""
-    zeros = zeros_in_huge_pages(case.stored_bytes((name,)), MAX_PARTS, case.device)
+    empty = empty_in_huge_pages(case.stored_bytes((name,)), MAX_PARTS, case.device)
     parts = []
     for part in FORMATS[name].parts(case.heads.head_dim):
         shape = *case.shape(case.slots)[:-1], part.width
-        parts.append(zeros(shape, dtype=part.dtype, device=case.device))
+        parts.append(empty(shape, dtype=part.dtype, device=case.device))
         fill_(parts[-1], is_scale=part.name == "scale")
     return parts
 

@@ -11,7 +11,7 @@ from conftest import TINY
 
 from config import UserError
 from kernels import huge_pages
-from kernels.huge_pages import ALIGNMENT, HUGE, zeros_in_huge_pages
+from kernels.huge_pages import ALIGNMENT, HUGE, empty_in_huge_pages
 from kv_cache import bytes_per_token, make_caches
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for huge pages")
@@ -19,13 +19,14 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for huge 
 PARTS = [((3, 5, 7), torch.int8), ((1,), torch.bfloat16), ((1000, 3), torch.float32)]
 
 
-def parts_of(zeros):
-    return [zeros(sizes, dtype=dtype, device="cpu") for sizes, dtype in PARTS]
+def parts_of(empty):
+    return [empty(sizes, dtype=dtype, device="cpu") for sizes, dtype in PARTS]
 
 
+@linux
 def test_each_part_is_zero_has_its_shape_and_is_no_view_of_another():
     num_bytes = sum(torch.Size(sizes).numel() * dtype.itemsize for sizes, dtype in PARTS)
-    parts = parts_of(zeros_in_huge_pages(num_bytes, len(PARTS), "cpu"))
+    parts = parts_of(empty_in_huge_pages(num_bytes, len(PARTS), "cpu"))
     for part, (sizes, dtype) in zip(parts, PARTS, strict=True):
         assert part.shape == sizes and part.dtype == dtype and not part.any()
         assert part.data_ptr() % ALIGNMENT == 0
@@ -39,16 +40,16 @@ def test_each_part_is_zero_has_its_shape_and_is_no_view_of_another():
 
 @linux
 def test_parts_lie_side_by_side_from_the_start_of_a_huge_page():
-    parts = parts_of(zeros_in_huge_pages(1 << 20, len(PARTS), "cpu"))
+    parts = parts_of(empty_in_huge_pages(1 << 20, len(PARTS), "cpu"))
     assert parts[0].data_ptr() % HUGE == 0
     assert parts[-1].data_ptr() - parts[0].data_ptr() == 2 * ALIGNMENT + ALIGNMENT
 
 
 @linux
 def test_more_than_was_asked_for_is_an_error_and_not_another_allocation():
-    zeros = zeros_in_huge_pages(4096, 1, "cpu")
+    empty = empty_in_huge_pages(4096, 1, "cpu")
     with pytest.raises(ValueError, match="buffer"):
-        zeros((8192 + HUGE,), dtype=torch.uint8, device="cpu")
+        empty((8192 + HUGE,), dtype=torch.uint8, device="cpu")
 
 
 @linux
@@ -58,21 +59,21 @@ def test_a_kernel_without_huge_pages_gives_plain_ones(monkeypatch):
             raise OSError("Invalid argument")
 
     monkeypatch.setattr(huge_pages.mmap, "mmap", Plain)
-    assert not zeros_in_huge_pages(4096, 1, "cpu")((64,), dtype=torch.int8, device="cpu").any()
+    assert not empty_in_huge_pages(4096, 1, "cpu")((64,), dtype=torch.int8, device="cpu").any()
 
 
 @linux
 def test_what_the_system_refuses_is_told_with_its_size():
     with pytest.raises(UserError, match=r"^4611686018\.43 GB in one piece .*: .*; a smaller"):
-        zeros_in_huge_pages(1 << 62, 1, "cpu")
+        empty_in_huge_pages(1 << 62, 1, "cpu")
 
 
 @linux
 def test_memory_is_given_back_with_the_last_part():
-    zeros = zeros_in_huge_pages(4096, 2, "cpu")
-    memory = weakref.ref(zeros.__self__.memory)
-    first, second = (zeros((8,), dtype=torch.int8, device="cpu") for _ in range(2))
-    del zeros, first
+    empty = empty_in_huge_pages(4096, 2, "cpu")
+    memory = weakref.ref(empty.__self__.memory)
+    first, second = (empty((8,), dtype=torch.int8, device="cpu") for _ in range(2))
+    del empty, first
     gc.collect()
     assert memory() is not None and not second.any()
     del second
@@ -83,7 +84,7 @@ def test_memory_is_given_back_with_the_last_part():
 @pytest.mark.parametrize(("platform", "device"), [("linux", "meta"), ("darwin", "cpu")])
 def test_elsewhere_tensors_are_allocated_as_ever(platform, device, monkeypatch):
     monkeypatch.setattr(sys, "platform", platform)
-    assert zeros_in_huge_pages(64, 1, device) is torch.zeros
+    assert empty_in_huge_pages(64, 1, device) is torch.empty
 
 
 @linux
@@ -94,5 +95,6 @@ def test_all_layers_of_a_cache_share_one_mapping_of_the_promised_size(name):
     ends = [part.data_ptr() + part.nbytes for part in parts]
     span = max(ends) - min(part.data_ptr() for part in parts)
     promised = 2 * 384 * bytes_per_token(TINY, (name, name))
+    assert not any(part.any() for part in parts)
     assert sum(part.nbytes for part in parts) == promised
     assert promised <= span < promised + len(parts) * ALIGNMENT

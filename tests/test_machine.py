@@ -83,11 +83,11 @@ def test_bandwidth_is_that_of_the_best_probe_over_an_eighth_of_free_memory(
 def test_bandwidth_buffers_are_far_larger_than_the_last_level_cache(monkeypatch):
     sizes = []
 
-    def zeros_in_huge_pages(num_bytes, num_tensors, device):
+    def empty_in_huge_pages(num_bytes, num_tensors, device):
         sizes.append((num_bytes, num_tensors))
-        return lambda sizes, dtype, device: None
+        return lambda sizes, dtype, device: torch.empty(0)
 
-    monkeypatch.setattr(machine, "zeros_in_huge_pages", zeros_in_huge_pages)
+    monkeypatch.setattr(machine, "empty_in_huge_pages", empty_in_huge_pages)
     monkeypatch.setattr(machine, "free_bytes", lambda device: 1 << 50)
     monkeypatch.setattr(machine, "_best_time_s", lambda probe, device: 1.0)
     for cache_bytes in (0, 64 * MIB):
