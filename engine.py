@@ -136,7 +136,7 @@ class Engine:
     @property
     def cache_len(self) -> int:
         """Slots per sequence."""
-        return next(self.caches.buffers()).shape[2]
+        return self.caches[0].shape[2]  # type: ignore[union-attr,index,return-value]
 
     @torch.inference_mode()
     def prefill(self, tokens: Tensor, start: int = 0) -> Tensor:

@@ -17,7 +17,7 @@ from kernels import native, ops
 from kernels.flash import flash_attention
 from kernels.huge_pages import Empty, empty_in_huge_pages
 from kernels.merge import merge_partials
-from kernels.slots import read_slots, tiled_shape, write_slots_
+from kernels.slots import read_slots, write_slots_
 from kv_formats import FORMATS
 from model import ModelConfig
 
@@ -28,13 +28,16 @@ PREFILL_BLOCK = 4096
 class KVCache(nn.Module):
     """Keys and values of one layer: [B, Hkv, S, width] per part, allocated once, KV heads only.
 
-    Parts that the attention op reads tiled are allocated so, see kernels.slots.
+    Parts are allocated in the layout that the attention op reads, see kernels.slots.
 
     Args:
         k_format, v_format: names in FORMATS.
         shape: (B, Hkv, S, D).
         device: where the slots live.
         empty: allocates them, called like `torch.empty(sizes, dtype=, device=)`.
+
+    Raises:
+        ValueError: S is not a multiple of what a layout takes, at most SLOT_TILE.
     """
 
     def __init__(
@@ -47,12 +50,11 @@ class KVCache(nn.Module):
     ) -> None:
         super().__init__()
         self.k_format, self.v_format = k_format, v_format
-        self.head_dim = shape[-1]
+        self.shape, self.head_dim = shape, shape[-1]
         for side, name in (("k", k_format), ("v", v_format)):
             for part in FORMATS[name].parts(self.head_dim):
-                sizes: tuple[int, ...] = (*shape[:-1], part.width)
-                if side == "v" and ops.reads_tiled_values(part.dtype, torch.device(device)):
-                    sizes = tiled_shape(sizes)
+                layout = ops.layout(side, part, torch.device(device))
+                sizes = (*shape[:2], *layout.sizes(shape[2], part.width))
                 # Written now: what does not fit must fail here, not in the middle of a run.
                 slots = empty(sizes, dtype=part.dtype, device=device).zero_()
                 self.register_buffer(f"{side}_{part.name}", slots, persistent=False)
@@ -112,7 +114,7 @@ class KVCache(nn.Module):
 
     def fill_synthetic_(self, depth: int, generator: torch.Generator) -> None:
         """Store normal vectors at slots 0 .. depth - 1, encoded block by block."""
-        batch_size, num_kv_heads = self.k_parts[0].shape[:2]
+        batch_size, num_kv_heads = self.shape[:2]
         for lo in range(0, depth, PREFILL_BLOCK):
             hi = min(lo + PREFILL_BLOCK, depth)
             shape = (batch_size, num_kv_heads, hi - lo, self.head_dim)
@@ -213,8 +215,8 @@ def describe_caches(caches: nn.ModuleList) -> str:
     data = len(caches) * sum(payload.nbytes for payload in payloads)
     elements = len(caches) * sum(payload.numel() for payload in payloads)
     scales = sum(buffer.nbytes for buffer in caches.buffers()) - data
-    shape = list(payloads[0].shape)
     return (
-        f"KV cache: {len(caches)} layers of K {cache.k_format}, V {cache.v_format} {shape},"
-        f" {data / 1e6:.1f} MB data + {scales / 1e6:.1f} MB scales (bf16: {2 * elements / 1e6:.1f})"
+        f"KV cache: {len(caches)} layers of K {cache.k_format}, V {cache.v_format}"
+        f" {list(cache.shape)}, {data / 1e6:.1f} MB data + {scales / 1e6:.1f} MB scales"
+        f" (bf16: {2 * elements / 1e6:.1f})"
     )

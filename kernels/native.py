@@ -51,6 +51,11 @@ def instruction_sets() -> list[str]:
     return torch.ops.kv_fast.instruction_sets()
 
 
+def has_dot_products() -> bool:
+    """Whether what the loaded kernels use now multiplies bytes, and reads int8 caches in fours."""
+    return torch.ops.kv_fast.has_dot_products()
+
+
 def _fingerprint() -> str:
     """Of the sources, the flags and torch: another of them is another build."""
     digest = hashlib.sha256(repr((torch.__version__, FLAGS)).encode())

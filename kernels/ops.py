@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from kernels import native, reference
+from kernels.slots import KEY_FOURS, ROWS, SLOTS_INNERMOST, VALUE_FOURS, Layout
+from kv_formats import Part
 
 MAX_QUERIES = 16
 """New tokens per call: decode has 1, verification of a draft up to 16."""
@@ -44,8 +46,8 @@ def stored_attention(
 
     Args:
         q: [B, Hq, T, D], T <= 16, after rope.
-        k, v: the parts of `FORMATS[k_format]` and `FORMATS[v_format]`, each [B, Hkv, S, width].
-            The parts of V for which `reads_tiled_values` holds are tiled, see kernels.slots.
+        k, v: the parts of `FORMATS[k_format]` and `FORMATS[v_format]`, each [B, Hkv, S, width] or
+            in the `layout` that this device reads.
         start_pos: [B]; query t of row b reads slots 0 .. start_pos[b] + t - 1 and no others.
         k_format, v_format: names in FORMATS.
         sm_scale: factor of q . k, 1 / sqrt(D).
@@ -86,9 +88,14 @@ def _(*args: Any) -> tuple[Tensor, Tensor]:
     return triton_decode.stored_attention(*args)
 
 
-def reads_tiled_values(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether stored_attention reads a part of V in dtype tiled on this device."""
-    return device.type == "cuda" and dtype == torch.int8
+def layout(side: str, part: Part, device: torch.device) -> Layout:
+    """How stored_attention reads a part of K or V (side "k" or "v") on this device."""
+    if part.dtype == torch.int8 and device.type == "cuda" and side == "v":
+        return SLOTS_INNERMOST
+    fits = part.dtype == torch.int8 and device.type == "cpu" and part.width % 16 == 0
+    if fits and native.load() and native.has_dot_products():
+        return KEY_FOURS if side == "k" else VALUE_FOURS
+    return ROWS
 
 
 def implementation(device: torch.device) -> str:

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.slots import SLOT_TILE, is_tiled
+from kernels.slots import SLOT_TILE, SLOTS_INNERMOST, layout_of
 from kernels.triton_tile import attend_tile, prepare_queries, raise_top
 
 INTERPRETER_PROCESSORS = 4
@@ -88,7 +88,7 @@ def stored_attention(
         ValueError: a part of the cache is not contiguous, S is not a multiple of SLOT_TILE, or
             int8 values are not tiled.
     """
-    if v_format == "int8" and not is_tiled(v[0]):
+    if v_format == "int8" and layout_of(v[0]) is not SLOTS_INNERMOST:
         raise ValueError(f"int8 values {list(v[0].shape)} are not tiled")
     if not all(part.is_contiguous() for part in (*k, *v)):
         raise ValueError("the cache is not contiguous")

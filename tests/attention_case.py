@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels import native, ops, reference
+from kernels.slots import layout_of, read_slots, write_slots_
 from kv_formats import FORMATS
 
 reference_attention = torch.library.custom_op(
@@ -19,15 +20,19 @@ def _(q, *_):
     return q.new_empty(q.shape, dtype=torch.float32), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
+CHOOSE_LAYOUT = ops.layout
+
+
 def use_reference(monkeypatch):
     monkeypatch.setattr(ops, "stored_attention", reference_attention)
     monkeypatch.setattr(native, "is_loaded", lambda: False)
 
 
 def use_tiles(monkeypatch):
-    """Allocate caches on the CPU as on CUDA; the reference answers for both layouts."""
+    """Allocate caches on the CPU as on CUDA; the reference answers for all layouts."""
     use_reference(monkeypatch)
-    monkeypatch.setattr(ops, "reads_tiled_values", lambda dtype, device: dtype == torch.int8)
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(ops, "layout", lambda side, part, _: CHOOSE_LAYOUT(side, part, cuda))
 
 
 def tile_values(codes):
@@ -37,12 +42,13 @@ def tile_values(codes):
 
 def as_rows(part):
     """[B, Hkv, S, width], a copy if the part is tiled."""
-    return part if part.ndim == 4 else part.transpose(3, 4).contiguous().flatten(2, 3)
+    return read_slots(part, 0, part.shape[2] * layout_of(part).num_slots)
 
 
 def overwrite_(part, rows):
     """Make rows [B, Hkv, S, width] what the part stores, in its layout."""
-    part.copy_(rows if part.ndim == 4 else tile_values(rows))
+    slots = torch.arange(rows.shape[2], device=rows.device).expand(len(rows), -1)
+    write_slots_(part, slots, rows.clone())
 
 
 class Case(NamedTuple):

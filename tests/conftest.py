@@ -4,6 +4,8 @@ import dataclasses
 
 import pytest
 import torch
+from attention_case import use_reference, use_tiles
+from cache_case import INSTRUCTION_SETS
 
 from model import ModelConfig, Transformer
 from scripts import tiny_checkpoint
@@ -37,6 +39,21 @@ def poisoned_memory():
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield
     torch.use_deterministic_algorithms(deterministic)
+
+
+REFERENCES = {"reference": use_reference, "reference of tiles": use_tiles}
+
+
+@pytest.fixture(params=[*REFERENCES, *INSTRUCTION_SETS])
+def implementation(request, monkeypatch):
+    """Every implementation of the attention op that this machine can run, in turn."""
+    if request.param in REFERENCES:
+        REFERENCES[request.param](monkeypatch)
+        yield request.param
+        return
+    torch.ops.kv_fast.use_instruction_set(request.param)
+    yield request.param
+    torch.ops.kv_fast.use_instruction_set(INSTRUCTION_SETS[0])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

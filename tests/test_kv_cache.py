@@ -1,13 +1,12 @@
 import dataclasses
-import math
 
 import pytest
 import torch
-from attention_case import as_rows, overwrite_, tile_values, use_reference, use_tiles
+from attention_case import as_rows, overwrite_
+from cache_case import INSTRUCTION_SETS, filled_cache, oracle, stored_attention, tolerance
 from conftest import TINY
 
 from config import UserError
-from kernels import native, ops
 from kernels.flash import flash_attention
 from kv_cache import KVCache, bytes_per_token, describe_caches, make_caches, parse_formats
 from kv_formats import FORMATS
@@ -22,71 +21,6 @@ SHAPES = [  # G, D
     (7, 96),
     (8, 256),
 ]
-
-
-INSTRUCTION_SETS = native.instruction_sets() if native.load() else []
-
-
-REFERENCES = {"reference": use_reference, "reference of tiles": use_tiles}
-
-
-@pytest.fixture(params=[*REFERENCES, *INSTRUCTION_SETS])
-def implementation(request, monkeypatch):
-    """Every implementation of the op that this machine can run, in turn."""
-    if request.param in REFERENCES:
-        REFERENCES[request.param](monkeypatch)
-        yield request.param
-        return
-    torch.ops.kv_fast.use_instruction_set(request.param)
-    yield request.param
-    torch.ops.kv_fast.use_instruction_set(INSTRUCTION_SETS[0])
-
-
-def tolerance(implementation, name):
-    """Absolute error allowed for vectors of unit variance.
-
-    fp32 sums: a few roundings of 2^-24. Two digits: queries are rounded to 1 / (2 * 127 * 254) of
-    their largest channel, about 4 here, weights to 1 / (2 * 255 * 255) of the tile's largest; the
-    score's error of 64 channels is then about 4 / 64516 * sqrt(64 / 3) * sm_scale = 4e-5, of which
-    a few hundred results see four standard deviations.
-    """
-    return 2e-4 if (implementation, name) == ("avx512vnni", "int8") else 1e-5
-
-
-def oracle(q, k, v, lengths):
-    """fp64 attention of q [B, Hq, T, D] over k, v [B, Hkv, S, D], row b's query t over lengths."""
-    group = q.shape[1] // k.shape[1]
-    out, lse = [], []
-    for b in range(q.shape[0]):
-        k_row, v_row = (x[b].double().repeat_interleave(group, 0) for x in (k, v))
-        scores = q[b].double() @ k_row.mT / math.sqrt(q.shape[-1])  # [Hq, T, S]
-        slots = torch.arange(k.shape[2])
-        scores = scores.masked_fill(slots >= lengths[b][:, None], -torch.inf)
-        weights = torch.softmax(scores, -1)
-        weights = weights.nan_to_num(0)  # a query without any slot
-        out.append(weights @ v_row)
-        lse.append(torch.logsumexp(scores, -1))
-    return torch.stack(out), torch.stack(lse)
-
-
-def filled_cache(k_format, v_format, shape, seed=0):
-    """A cache of random vectors in all slots, and what they decode to in fp32."""
-    generator = torch.Generator().manual_seed(seed)
-    cache = KVCache(k_format, v_format, shape)
-    decoded = []
-    for parts, name in ((cache.k_parts, k_format), (cache.v_parts, v_format)):
-        encoded = FORMATS[name].encode(torch.randn(shape, generator=generator))
-        for part, new in zip(parts, encoded, strict=True):
-            overwrite_(part, new)
-        decoded.append(FORMATS[name].decode(encoded, torch.float32))
-    return cache, *decoded
-
-
-def stored_attention(cache, q, start_pos):
-    sm_scale = 1 / math.sqrt(q.shape[-1])
-    return ops.stored_attention(
-        q, cache.k_parts, cache.v_parts, start_pos, cache.k_format, cache.v_format, sm_scale
-    )
 
 
 @pytest.mark.parametrize(
@@ -246,35 +180,6 @@ def test_prefill_sees_its_chunk_exactly_and_earlier_chunks_as_stored(
             assert torch.equal(as_rows(part)[:, :, past_len : past_len + 20], encoded)
 
 
-@pytest.mark.parametrize("past_len", [None, 120])
-def test_a_tiled_cache_stores_the_tiles_of_what_a_row_major_one_stores(past_len, monkeypatch):
-    torch.manual_seed(0)
-    q, k, v = torch.randn(2, 6, 16, 64), torch.randn(2, 2, 16, 64), torch.randn(2, 2, 16, 64)
-    starts = torch.tensor([120, 120 if past_len else 200])
-    rows, _, _ = filled_cache("int8", "int8", (2, 2, 256, 64))
-    rows.attend(q, k, v, starts, past_len)
-    use_tiles(monkeypatch)
-    tiled, _, _ = filled_cache("int8", "int8", (2, 2, 256, 64))
-    tiled.attend(q, k, v, starts, past_len)
-    assert tiled.v_codes.shape == (2, 2, 2, 64, 128)
-    assert torch.equal(tiled.v_codes, tile_values(rows.v_codes))
-    for name in ("k_codes", "k_scale", "v_scale"):
-        assert torch.equal(getattr(tiled, name), getattr(rows, name))
-
-
-def test_a_tiled_cache_of_broken_tiles_is_refused(monkeypatch):
-    use_tiles(monkeypatch)
-    with pytest.raises(ValueError, match="130 slots are not a multiple of 128"):
-        KVCache("bf16", "int8", (1, 2, 130, 64))
-
-
-def test_int8_values_are_tiled_on_cuda_alone():
-    device, int8, bf16 = torch.device, torch.int8, torch.bfloat16
-    assert ops.reads_tiled_values(int8, device("cuda", 1))
-    for dtype, name in ((bf16, "cuda"), (int8, "cpu"), (int8, "mps")):
-        assert not ops.reads_tiled_values(dtype, device(name))
-
-
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("group", "head_dim"), SHAPES)
 def test_flash_attention_gives_the_natural_log_sum_exp(causal, group, head_dim):
@@ -304,17 +209,6 @@ def test_any_number_of_threads_gives_the_same_answer_and_the_same_bits_twice(thr
     torch.testing.assert_close(lse, expected_lse.float(), atol=atol, rtol=1e-5)
     assert torch.equal(out, again[0])
     assert torch.equal(lse, again[1])
-
-
-@pytest.mark.skipif(not INSTRUCTION_SETS, reason="no C++ compiler here")
-def test_a_strided_or_tiled_cache_and_an_unknown_instruction_set_are_refused():
-    cache, _, _ = filled_cache("fp32", "fp32", (1, 2, 128, 64))
-    q = torch.randn(1, 4, 1, 64)
-    for wrong in (cache.k_parts[0][:, :, ::2], tile_values(cache.k_parts[0])):
-        with pytest.raises(ValueError, match="the cache is strided or tiled"):
-            ops.stored_attention(q, cache.k_parts, [wrong], torch.tensor([9]), "fp32", "fp32", 0.1)
-    with pytest.raises(ValueError, match="instruction set vax"):
-        torch.ops.kv_fast.use_instruction_set("vax")
 
 
 def test_more_than_sixteen_queries_are_refused():

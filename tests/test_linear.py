@@ -1,11 +1,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from cache_case import INSTRUCTION_SETS
 
 from kernels import native
 from kernels.linear import MAX_ROWS, linear, rms_norm
-
-INSTRUCTION_SETS = native.instruction_sets() if native.load() else []
 
 
 @pytest.fixture(params=["plain", *INSTRUCTION_SETS])

@@ -6,9 +6,10 @@ import sys
 
 import pytest
 import torch
-from test_kv_cache import INSTRUCTION_SETS, filled_cache, oracle, tolerance
+from cache_case import INSTRUCTION_SETS, filled_cache, oracle, tolerance
 
 from kernels import ops
+from kernels.slots import ROWS, layout_of
 
 PROT_NONE = 0
 
@@ -19,7 +20,13 @@ pytestmark = [
 
 
 def before_a_protected_page(part: torch.Tensor, filled: int) -> torch.Tensor:
-    """A part [1, 1, S, width] whose slots from `filled` on lie in pages that cannot be read."""
+    """A part [1, 1, ..] whose slots from `filled` on lie in pages that cannot be read.
+
+    Of a tiled part 64 slots at a time are read whole.
+    """
+    layout = layout_of(part)
+    if layout is not ROWS:
+        filled = -(-filled // 64) * 64 // layout.num_slots
     filled_bytes = part[:, :, :filled].nbytes
     start = -filled_bytes % mmap.PAGESIZE
     readable = start + filled_bytes
@@ -38,14 +45,14 @@ def before_a_protected_page(part: torch.Tensor, filled: int) -> torch.Tensor:
 @pytest.mark.parametrize("head_dim", [64, 80, 100, 256])
 @pytest.mark.parametrize("filled", [1, 5, 63, 64, 65, 200])
 def test_the_last_filled_slot_is_the_last_that_is_read(instruction_set, name, head_dim, filled):
-    cache, k, v = filled_cache(name, name, (1, 1, 256, head_dim))
-    k_parts, v_parts = (
-        [before_a_protected_page(part, filled) for part in parts]
-        for parts in (cache.k_parts, cache.v_parts)
-    )
-    q = torch.randn(1, 3, 1, head_dim, generator=torch.Generator().manual_seed(0))
     torch.ops.kv_fast.use_instruction_set(instruction_set)
     try:
+        cache, k, v = filled_cache(name, name, (1, 1, 256, head_dim))
+        k_parts, v_parts = (
+            [before_a_protected_page(part, filled) for part in parts]
+            for parts in (cache.k_parts, cache.v_parts)
+        )
+        q = torch.randn(1, 3, 1, head_dim, generator=torch.Generator().manual_seed(0))
         out, _ = ops.stored_attention(
             q, k_parts, v_parts, torch.tensor([filled]), name, name, head_dim**-0.5
         )

@@ -207,14 +207,6 @@ def test_a_cache_is_laid_out_as_the_kernel_reads_it(device, formats, monkeypatch
     assert_same(triton_decode.stored_attention(*case), expected, tolerance)
 
 
-def test_tiled_values_are_contiguous_in_slots():
-    codes = torch.arange(-128, 128, dtype=torch.int8).repeat(12).view(1, 2, 256, 6)
-    tiled = tile_values(codes)
-    assert tiled.shape == (1, 2, 2, 6, 128)
-    for slot in (0, 1, 127, 128, 255):
-        assert torch.equal(tiled[:, :, slot // 128, :, slot % 128], codes[:, :, slot])
-
-
 @pytest.fixture
 def addresses_read(monkeypatch):
     """First and last byte of everything that the interpreter loads, as it goes on."""

@@ -16,21 +16,26 @@ namespace {
 
 constexpr int64_t GRAIN = 2;  // tiles per part at least: waking a thread costs more
 
-void check_parts(at::TensorList parts) {
+// A payload is [B, Hkv, S, D] or, for dot products of bytes, [B, Hkv, S / .., *tile].
+void check_parts(at::TensorList parts, int64_t head_dim, at::IntArrayRef tile) {
   for (const auto& part : parts)
-    TORCH_CHECK_VALUE(part.is_contiguous() && part.dim() == 4, "the cache is strided or tiled");
+    TORCH_CHECK_VALUE(part.is_contiguous(), "the cache is strided");
   const auto type = parts[0].scalar_type();
   TORCH_CHECK_VALUE(type == at::kFloat || type == at::kHalf || type == at::kBFloat16 ||
                         type == at::kChar,
                     "no CPU kernel for a cache of ", type);
+  const auto inner = parts[0].sizes().slice(3);
+  const bool may_be_tiled = type == at::kChar && current->has_dot_products && head_dim % 16 == 0;
+  TORCH_CHECK_VALUE(inner.equals(head_dim) || (may_be_tiled && inner.equals(tile)),
+                    "no CPU kernel for a cache ", parts[0].sizes(), ", D = ", head_dim);
 }
 
 Side side_of(at::TensorList parts, int64_t pair) {
-  const auto& payload = parts[0];  // [B, Hkv, S, D]
-  const int64_t num_slots = payload.size(2);
+  const auto& payload = parts[0];  // contiguous per pair, however it is tiled
   const int64_t pair_bytes = payload.stride(1) * payload.element_size();
   return {static_cast<const char*>(payload.const_data_ptr()) + pair * pair_bytes,
-          parts.size() > 1 ? parts[1].const_data_ptr<BFloat16>() + pair * num_slots : nullptr};
+          parts.size() > 1 ? parts[1].const_data_ptr<BFloat16>() + pair * parts[1].size(2)
+                           : nullptr};
 }
 
 // All pairs of a call. Their tiles form one line, cut into `num_parts` with results of their own;
@@ -95,7 +100,10 @@ float merge_parts(const Work& work, int64_t pair, int64_t r, float* out) {
 // The pairs of q [B, Hq, T, D] over K and V, with the padded rows of q; nothing is computed yet.
 Work make_work(const at::Tensor& q, const float* q_rows, at::TensorList k, at::TensorList v,
                const int64_t* start_pos, bool with_own) {
-  check_parts(k), check_parts(v);
+  check_parts(k, q.size(3), {q.size(3) / 4, 16, 4});
+  check_parts(v, q.size(3), {q.size(3) / 16, 16, 16, 4});
+  TORCH_CHECK_VALUE(k[0].scalar_type() != v[0].scalar_type() || is_tiled(k[0]) == is_tiled(v[0]),
+                    "of K and V of one type one alone is tiled");
   const int64_t num_queries = q.size(2), head_dim = q.size(3), num_kv_heads = k[0].size(1);
   const int64_t num_rows = q.size(1) / num_kv_heads * num_queries;
   std::vector<Head> heads;
@@ -110,7 +118,7 @@ Work make_work(const at::Tensor& q, const float* q_rows, at::TensorList k, at::T
 }
 
 void run(Work& work, at::TensorList k, at::TensorList v) {
-  Attend* attend = current->choose_attend(k[0].scalar_type(), v[0].scalar_type(), k[0].size(3));
+  Attend* attend = current->choose_attend(k[0], v[0]);
   at::parallel_for(0, work.num_parts, 1, [&](int64_t begin, int64_t end) {
     for (int64_t part = begin; part < end; ++part) run_part(work, attend, part);
   });

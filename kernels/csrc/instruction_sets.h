@@ -82,8 +82,9 @@ using namespace avx512;
 
 struct InstructionSet {
   std::string name;
-  Attend* (*choose_attend)(at::ScalarType k, at::ScalarType v, int64_t head_dim);
+  Attend* (*choose_attend)(const at::Tensor& k, const at::Tensor& v);
   Multiply* (*choose_multiply)(at::ScalarType weight);
+  bool has_dot_products;  // of bytes: int8 caches are tiled for them
 };
 
 // What this processor can run, best first.
@@ -96,11 +97,11 @@ inline const std::vector<InstructionSet>& available() {
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     if (avx512 && __builtin_cpu_supports("avx512vnni"))
-      found.push_back({"avx512vnni", avx512vnni::choose_attend, avx512::choose_multiply});
-    if (avx512) found.push_back({"avx512", avx512::choose_attend, avx512::choose_multiply});
-    if (avx2) found.push_back({"avx2", avx2::choose_attend, avx2::choose_multiply});
+      found.push_back({"avx512vnni", avx512vnni::choose_attend, avx512::choose_multiply, true});
+    if (avx512) found.push_back({"avx512", avx512::choose_attend, avx512::choose_multiply, false});
+    if (avx2) found.push_back({"avx2", avx2::choose_attend, avx2::choose_multiply, false});
 #endif
-    found.push_back({"baseline", baseline::choose_attend, baseline::choose_multiply});
+    found.push_back({"baseline", baseline::choose_attend, baseline::choose_multiply, false});
     return found;
   }();
   return sets;

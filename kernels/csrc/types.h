@@ -87,11 +87,14 @@ inline Scratch<float> padded_rows(const at::Tensor& x, float factor) {
   return all;
 }
 
-// K or V of one sequence and KV head: payload [S, D], scale [S] or none.
+// K or V of one sequence and KV head: payload of S slots, scale [S] or none.
 struct Side {
   const void* payload;
   const BFloat16* scale;
 };
+
+// A payload is [B, Hkv, S, D], or tiled for the integer dot products; see kernels/slots.py.
+inline bool is_tiled(const at::Tensor& payload) { return payload.dim() != 4; }
 
 // One KV head of one sequence with its query rows, row = g * T + t, scaled by sm_scale * log2(e).
 struct Head {

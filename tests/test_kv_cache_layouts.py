@@ -1,0 +1,95 @@
+"""How the parts of a cache lie in memory, on each device and for each instruction set."""
+
+import pytest
+import torch
+from attention_case import as_rows, use_reference
+from cache_case import INSTRUCTION_SETS, filled_cache, stored_attention
+
+from kernels import ops
+from kernels.slots import KEY_FOURS, ROWS, SLOTS_INNERMOST, VALUE_FOURS, layout_of
+from kv_formats import FORMATS
+
+
+@pytest.mark.parametrize("past_len", [None, 120])
+def test_every_layout_stores_the_same_slots(past_len, implementation, monkeypatch):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 6, 16, 64), torch.randn(2, 2, 16, 64), torch.randn(2, 2, 16, 64)
+    starts = torch.tensor([120, 120 if past_len else 200])
+    cache, _, _ = filled_cache("int8", "int8", (2, 2, 256, 64))
+    cache.attend(q, k, v, starts, past_len)
+    use_reference(monkeypatch)
+    monkeypatch.setattr(ops, "layout", lambda *_: ROWS)
+    rows, _, _ = filled_cache("int8", "int8", (2, 2, 256, 64))
+    rows.attend(q, k, v, starts, past_len)
+    for part, expected in zip(cache.buffers(), rows.buffers(), strict=True):
+        assert torch.equal(as_rows(part), expected)
+
+
+LAYOUTS_READ = [  # instruction set or device, head_dim, layouts of int8 K and V
+    ("cuda", 64, (ROWS, SLOTS_INNERMOST)),
+    ("mps", 64, (ROWS, ROWS)),
+    ("avx512vnni", 80, (KEY_FOURS, VALUE_FOURS)),
+    ("avx512vnni", 100, (ROWS, ROWS)),
+    ("avx512", 64, (ROWS, ROWS)),
+    ("avx2", 64, (ROWS, ROWS)),
+    ("baseline", 64, (ROWS, ROWS)),
+]
+
+
+@pytest.mark.parametrize(("where", "head_dim", "layouts"), LAYOUTS_READ)
+def test_caches_lie_as_the_kernels_read_them(where, head_dim, layouts):
+    is_device = where in ("cuda", "mps")
+    if not is_device and where not in INSTRUCTION_SETS:
+        pytest.skip(f"this processor has no {where}")
+    device = torch.device(where if is_device else "cpu")
+    if not is_device:
+        torch.ops.kv_fast.use_instruction_set(where)
+    codes, scale = FORMATS["int8"].parts(head_dim)
+    (bf16,) = FORMATS["bf16"].parts(head_dim)
+    found = tuple(ops.layout(side, codes, device) for side in "kv")
+    others = [ops.layout(side, part, device) for side in "kv" for part in (scale, bf16)]
+    if not is_device:
+        torch.ops.kv_fast.use_instruction_set(INSTRUCTION_SETS[0])
+    assert found == layouts
+    assert others == [ROWS] * 4
+
+
+@pytest.mark.skipif(not INSTRUCTION_SETS, reason="no C++ compiler here")
+def test_an_unknown_instruction_set_is_refused():
+    with pytest.raises(ValueError, match="instruction set vax"):
+        torch.ops.kv_fast.use_instruction_set("vax")
+
+
+def codes_in(layout):
+    return torch.zeros(1, 2, *layout.sizes(128, 64), dtype=torch.int8)
+
+
+REFUSED = {  # payloads of K and V
+    "the cache is strided": (codes_in(ROWS)[:, :, ::2], codes_in(ROWS)),
+    "no CPU kernel for a cache": (codes_in(ROWS), codes_in(SLOTS_INNERMOST)),
+    "no CPU kernel for a cache ": (codes_in(KEY_FOURS).float(), codes_in(ROWS)),
+    "of K and V of one type one alone is tiled": (codes_in(ROWS), codes_in(VALUE_FOURS)),
+    "no CPU kernel for a cache of": (codes_in(ROWS).short(), codes_in(ROWS)),
+}
+
+
+@pytest.mark.skipif(INSTRUCTION_SETS[:1] != ["avx512vnni"], reason="needs AVX512-VNNI")
+@pytest.mark.parametrize("message", REFUSED)
+def test_a_cache_that_lies_otherwise_is_refused(message):
+    scale = torch.ones(1, 2, 128, 1, dtype=torch.bfloat16)
+    q = torch.randn(1, 4, 1, 64)
+    k, v = ([codes, scale] for codes in REFUSED[message])
+    with pytest.raises(ValueError, match=message):
+        ops.stored_attention(q, k, v, torch.tensor([9]), "int8", "int8", 0.1)
+
+
+@pytest.mark.skipif("avx512" not in INSTRUCTION_SETS, reason="needs AVX512")
+def test_fours_are_refused_by_what_cannot_read_them():
+    cache, _, _ = filled_cache("int8", "int8", (1, 2, 128, 64))
+    assert layout_of(cache.k_codes) is KEY_FOURS
+    torch.ops.kv_fast.use_instruction_set("avx512")
+    try:
+        with pytest.raises(ValueError, match="no CPU kernel for a cache"):
+            stored_attention(cache, torch.randn(1, 4, 1, 64), torch.tensor([9]))
+    finally:
+        torch.ops.kv_fast.use_instruction_set(INSTRUCTION_SETS[0])
