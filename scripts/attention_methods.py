@@ -163,6 +163,21 @@ def format_name(formats: tuple[str, str]) -> str:
     return "+".join(dict.fromkeys(formats))
 
 
+def reading(device: torch.device) -> Method:
+    """A sum of more than the caches hold: how fast this device reads, at the time of the others.
+
+    A virtual machine's memory is not as fast in one minute as in the next.
+    """
+    num_bytes = evicting_bytes(device)
+
+    def make_layer() -> Call:
+        empty = empty_in_huge_pages(num_bytes, 1, device)
+        buffer = empty((num_bytes // 4,), dtype=torch.float32, device=device).fill_(1)
+        return functools.partial(torch.sum, buffer)
+
+    return Method("read", make_layer, num_bytes, held_bytes=num_bytes)
+
+
 def random_parts(case: Case, name: str) -> list[Tensor]:
     """K or V of one layer in a format of FORMATS, each part [B, Hkv, slots, width]."""
     empty = empty_in_huge_pages(case.stored_bytes((name,)), MAX_PARTS, case.device)
