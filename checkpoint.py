@@ -10,10 +10,12 @@ from pathlib import Path
 from checkpoint_base import Checkpoint, FileCheckpoint, model_sha
 from checkpoint_gguf import GGUFCheckpoint
 from checkpoint_gguf_header import MAGIC
+from checkpoint_gguf_parts import first_of
 from checkpoint_hf import HFCheckpoint
 from checkpoint_meta import MetaCheckpoint
 from checkpoint_random import RandomCheckpoint
 from config import RANDOM_PREFIX, UserError
+from stored_tensor import check_regular
 
 __all__ = ["Checkpoint", "model_sha", "open_checkpoint"]
 
@@ -31,7 +33,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """
     if str(path).startswith(RANDOM_PREFIX):
         return RandomCheckpoint(path)
-    if path.is_file():
+    if path.exists() and not path.is_dir():
         return open_file(path)
     if not path.is_dir():
         raise UserError(f"{path}: no such file or folder; check --checkpoint_path")
@@ -41,14 +43,15 @@ def open_checkpoint(path: Path) -> Checkpoint:
         if (folder / "params.json").is_file():
             return MetaCheckpoint(path, folder)
     gguf_files = sorted(path.glob("*.gguf"))
-    if len(gguf_files) == 1:
-        return open_file(gguf_files[0])
+    if file := first_of(gguf_files):
+        return open_file(file)
     if gguf_files:
         raise UserError(f"{path}: holds {len(gguf_files)} .gguf files; give the path of one")
     raise UserError(f"{path}: holds no config.json, params.json or .gguf file; copy them there")
 
 
 def open_file(file: Path) -> FileCheckpoint:
+    check_regular([file])
     with file.open("rb") as opened:
         if opened.read(len(MAGIC)) == MAGIC:
             return GGUFCheckpoint(file)

@@ -7,8 +7,6 @@ A format says which tensors its files hold, under which names, and how one of th
 import functools
 import hashlib
 import json
-import math
-import mmap
 import re
 import sys
 from abc import ABC, abstractmethod
@@ -24,6 +22,7 @@ from torch import Tensor
 
 from config import UserError, describe, printable
 from model import ModelConfig, Transformer
+from stored_tensor import DamagedFile, short_lived_tensor
 from tokenizer_base import Tokenizer
 
 COMPLETE = "complete the download, or take another checkpoint"
@@ -41,7 +40,9 @@ def refusing(file: Path, errors: tuple[type[Exception], ...], cure: str) -> Iter
     try:
         yield
     except errors as error:
-        raise UserError(f"{file}: {describe(error)}; {cure}") from error
+        is_ours = isinstance(error, DamagedFile)
+        cause = printable(str(error), limit=400) if is_ours else describe(error)
+        raise UserError(f"{file}: {cause}; {cure}") from error
 
 
 class Fields:
@@ -53,11 +54,8 @@ class Fields:
 
     @classmethod
     def from_json(cls, file: Path) -> "Fields":
-        with refusing(file, (OSError, ValueError, RecursionError), COMPLETE):
-            values = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(values, dict):
-            raise UserError(f"{file}: is not a JSON object; {COMPLETE}")
-        return cls(file, values)
+        with refusing(file, (OSError, DamagedFile), COMPLETE):
+            return cls(file, json_object(file.read_bytes()))
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value as it stands; null counts as missing."""
@@ -98,6 +96,27 @@ class Fields:
             return ModelConfig(**settings)
         except ValueError as error:
             raise UserError(f"{self.file}: {error}; take another checkpoint") from error
+
+
+def json_object(data: bytes) -> dict[str, Any]:
+    """The one JSON object that `data` holds, in UTF-8; no key of it or inside it occurs twice."""
+
+    def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) != len(pairs):
+            twice = next(key for key, count in Counter(k for k, _ in pairs).items() if count > 1)
+            raise DamagedFile(f'"{twice}" occurs twice')
+        return values
+
+    try:
+        values = json.loads(data.decode("utf-8"), object_pairs_hook=table)
+    except DamagedFile:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise DamagedFile(f"is not JSON ({error})") from error
+    if not isinstance(values, dict):
+        raise DamagedFile("is not a JSON object")
+    return values
 
 
 def half_split_rows(weight: Tensor, num_heads: int) -> Tensor:
@@ -275,15 +294,6 @@ class FileCheckpoint(Checkpoint):
     def _part(self, source: Source) -> Tensor:
         part = self.read(source.name)
         return part if source.num_heads is None else half_split_rows(part, source.num_heads)
-
-
-def short_lived_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Uninitialised memory of its own, which goes back to the system with the tensor.
-
-    malloc keeps what is freed between tensors that stay, which costs 40 % of a small model.
-    """
-    memory = mmap.mmap(-1, dtype.itemsize * math.prod(shape))
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def main_dtype(sizes: Sequence[tuple[torch.dtype | None, int]]) -> torch.dtype | None:

@@ -1,5 +1,6 @@
 """GGUF files: the config from the metadata, tensors read by offset and dequantised."""
 
+import functools
 from io import BufferedReader
 from pathlib import Path
 
@@ -14,12 +15,12 @@ from checkpoint_base import (
     Fields,
     FileCheckpoint,
     main_dtype,
-    refusing,
-    short_lived_tensor,
 )
-from checkpoint_gguf_header import Entry, read_header
+from checkpoint_gguf_header import Entry
+from checkpoint_gguf_parts import model_name, read_parts
 from config import UserError, printable
 from model import ModelConfig, RopeScaling
+from stored_tensor import read_into, short_lived_tensor
 from tokenizer_base import Tokenizer, reading
 from tokenizer_gguf import gguf_tokenizer
 
@@ -34,7 +35,7 @@ PLAIN_DTYPES = {
 
 
 class GGUFCheckpoint(FileCheckpoint):
-    """One .gguf file of the llama architecture; without `output.weight` the head is tied."""
+    """A .gguf file or its parts, of the llama architecture; without `output.weight` tied."""
 
     names = {
         "embed_tokens": ["token_embd"],
@@ -50,13 +51,12 @@ class GGUFCheckpoint(FileCheckpoint):
     interleaved_rope = True
 
     def __init__(self, path: Path) -> None:
+        """Open `path`: the only file, or any part of several."""
         self.path = path
-        self.name = path.name.removesuffix(".gguf")
-        self.weight_files = (path,)
-        with refusing(path, (ValueError, OSError), COMPLETE):
-            values, self.entries = read_header(path)
-        self.fields = Fields(path, values)
-        check_readable(path, self.entries)
+        self.name = model_name(path)
+        self.weight_files, values, self.entries = read_parts(path)
+        self.fields = Fields(self.weight_files[0], values)
+        check_readable(self.entries)
         self.config = self._read_config()
         shapes = {name: entry.shape for name, entry in self.entries.items()}
         shapes.pop(ROPE_FACTORS, None)  # part of the config, not a parameter
@@ -69,8 +69,6 @@ class GGUFCheckpoint(FileCheckpoint):
         fields = self.fields
         if fields.get("general.architecture") != "llama":
             raise fields.error("general.architecture", "only llama is supported")
-        if fields.get("split.count", 1) != 1:
-            raise fields.error("split.count", "join the parts with llama-gguf-split --merge")
         num_heads = fields.integer("llama.attention.head_count")
         hidden_size = fields.integer("llama.embedding_length")
         head_dim = fields.integer("llama.attention.key_length", hidden_size // num_heads)
@@ -128,12 +126,12 @@ class GGUFCheckpoint(FileCheckpoint):
         entry = self.entries[name]
         dtype = PLAIN_DTYPES.get(entry.tensor_type)
         weight = short_lived_tensor(entry.shape, dtype or torch.float32)
-        with refusing(self.path, (OSError, ValueError), COMPLETE), self.path.open("rb") as file:
+        with entry.file.open("rb") as file:
             file.seek(entry.offset)
             if dtype is None:
                 dequantise(file, entry, weight)
             else:
-                read_into(file, weight.view(torch.uint8).numpy())
+                read_into(file, weight)
         return weight
 
     def tokenizer(self) -> Tokenizer:
@@ -149,16 +147,26 @@ def shortest(value: float) -> float:
     return float(str(np.float32(value)))
 
 
-def check_readable(path: Path, entries: dict[str, Entry]) -> None:
+def check_readable(entries: dict[str, Entry]) -> None:
     """Refuse block formats that the library cannot dequantise, before any tensor is read."""
     for name, entry in entries.items():
-        _, type_bytes = gguf.GGML_QUANT_SIZES[entry.tensor_type]
-        try:
-            gguf.dequantize(np.zeros((1, type_bytes), dtype=np.uint8), entry.tensor_type)
-        except NotImplementedError as error:
-            kind = entry.tensor_type.name
-            cure = "convert it to BF16 or Q8_0"
-            raise UserError(f"{path}: {printable(name)} is stored as {kind}; {cure}") from error
+        if not is_readable(entry.tensor_type):
+            known = ", ".join(kind.name for kind in GGMLQuantizationType if is_readable(kind))
+            cause = (
+                f"{printable(name)} is stored as {entry.tensor_type.name}, supported are {known}"
+            )
+            raise UserError(f"{entry.file}: {cause}; convert it to BF16 or Q8_0")
+
+
+@functools.cache
+def is_readable(kind: GGMLQuantizationType) -> bool:
+    """Whether the library dequantises it: only trying tells."""
+    _, type_bytes = gguf.GGML_QUANT_SIZES[kind]
+    try:
+        gguf.dequantize(np.zeros((1, type_bytes), dtype=np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
 
 
 def dequantise(file: BufferedReader, entry: Entry, weight: Tensor) -> None:
@@ -166,11 +174,6 @@ def dequantise(file: BufferedReader, entry: Entry, weight: Tensor) -> None:
     rows = weight.view(-1, entry.shape[-1])
     row_bytes = entry.num_bytes // len(rows)
     for block in rows.split(max(1, BLOCK_BYTES // row_bytes)):
-        data = np.empty((len(block), row_bytes), dtype=np.uint8)
+        data = torch.empty((len(block), row_bytes), dtype=torch.uint8)
         read_into(file, data)
-        block.copy_(torch.from_numpy(gguf.dequantize(data, entry.tensor_type)))
-
-
-def read_into(file: BufferedReader, data: np.ndarray) -> None:
-    if file.readinto(data.data) != data.nbytes:
-        raise ValueError("ends inside a tensor")
+        block.copy_(torch.from_numpy(gguf.dequantize(data.numpy(), entry.tensor_type)))

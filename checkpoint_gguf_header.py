@@ -8,15 +8,22 @@ from the gguf library. Specification: https://github.com/ggml-org/ggml/blob/mast
 
 import math
 import struct
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
+from stored_tensor import DamagedFile, start_of
+
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_DIMS = 4
+MAX_ITEMS = 1 << 22  # of an array; vocabularies have up to a sixteenth of it
+MAX_STRING_BYTES = 64 << 20
+ALIGNMENT = "general.alignment"
+MAX_ALIGNMENT = 1 << 16  # the largest pages of a CPU
 SCALAR_CODES = {
     GGUFValueType.UINT8: "B",
     GGUFValueType.INT8: "b",
@@ -34,8 +41,9 @@ SCALAR_CODES = {
 
 @dataclass(frozen=True)
 class Entry:
-    """Where one tensor lies in the file; shape in torch's order, offset from the file's start."""
+    """Where one tensor lies; shape in torch's order, offset from the start of its file."""
 
+    file: Path
     tensor_type: GGMLQuantizationType
     shape: tuple[int, ...]
     offset: int
@@ -45,14 +53,16 @@ class Entry:
 class HeaderReader:
     """Reads little-endian values one after the other."""
 
-    def __init__(self, file: BinaryIO, size: int) -> None:
+    def __init__(self, file: BinaryIO, path: Path) -> None:
         self.file = file
-        self.size = size
+        self.path = path
+        self.size = path.stat().st_size
 
     def take(self, num_bytes: int) -> bytes:
-        left = self.size - self.file.tell()
-        if num_bytes > left:
-            raise ValueError(f"{num_bytes} bytes of header announced where {left} are left")
+        position = self.file.tell()
+        if num_bytes > self.size - position:
+            cause = f"{num_bytes} bytes announced at byte {position} of {self.size}"
+            raise DamagedFile(f"its header is cut off: {cause}")
         return self.file.read(num_bytes)
 
     def scalars(self, code: str, count: int) -> tuple[Any, ...]:
@@ -63,21 +73,36 @@ class HeaderReader:
         return self.scalars(code, 1)[0]
 
     def string(self) -> str:
-        return self.take(self.number("Q")).decode("utf-8")
+        position = self.file.tell()
+        num_bytes = self.number("Q")
+        if num_bytes > MAX_STRING_BYTES:
+            raise DamagedFile(f"a text of {num_bytes} bytes at byte {position}")
+        try:
+            return self.take(num_bytes).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DamagedFile(f"a text at byte {position} is not UTF-8") from error
 
     def value(self) -> Any:
         """A typed value: number, bool, string, or a list of one of these."""
-        kind = GGUFValueType(self.number("I"))
+        kind = self.kind()
         if kind != GGUFValueType.ARRAY:
             return self.items(kind, 1)[0]
-        item_kind = GGUFValueType(self.number("I"))
-        return self.items(item_kind, self.number("Q"))
+        item_kind, count = self.kind(), self.number("Q")
+        if count > MAX_ITEMS:
+            raise DamagedFile(f"an array of {count} items before byte {self.file.tell()}")
+        return self.items(item_kind, count)
+
+    def kind(self) -> GGUFValueType:
+        number = self.number("I")
+        if number not in list(GGUFValueType):
+            raise DamagedFile(f"unknown type {number} of a value before byte {self.file.tell()}")
+        return GGUFValueType(number)
 
     def items(self, kind: GGUFValueType, count: int) -> list[Any]:
         if kind == GGUFValueType.STRING:
             return [self.string() for _ in range(count)]
         if kind not in SCALAR_CODES:
-            raise ValueError("arrays of arrays are not supported")
+            raise DamagedFile("arrays of arrays are not supported")
         return list(self.scalars(SCALAR_CODES[kind], count))
 
     def tensor(self) -> tuple[str, Entry]:
@@ -85,51 +110,75 @@ class HeaderReader:
         name = self.string()
         num_dims = self.number("I")
         if num_dims > MAX_DIMS:
-            raise ValueError(f"tensor {name} has {num_dims} dimensions")
+            raise DamagedFile(f"tensor {name} has {num_dims} dimensions")
         shape = tuple(reversed(self.scalars("Q", num_dims)))
-        tensor_type = GGMLQuantizationType(self.number("I"))
+        number = self.number("I")
+        if number not in list(GGMLQuantizationType):
+            raise DamagedFile(f"tensor {name} has the unknown type {number}")
+        tensor_type = GGMLQuantizationType(number)
         block_size, block_bytes = GGML_QUANT_SIZES[tensor_type]
         if not shape or 0 in shape or shape[-1] % block_size:
-            raise ValueError(f"tensor {name} of shape {shape} is no whole number of blocks")
+            cause = f"of shape {shape} is no whole number of blocks of {block_size}"
+            raise DamagedFile(f"tensor {name} {cause}")
         num_bytes = math.prod(shape) // block_size * block_bytes
-        return name, Entry(tensor_type, shape, self.number("Q"), num_bytes)
+        return name, Entry(self.path, tensor_type, shape, self.number("Q"), num_bytes)
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], dict[str, Entry]]:
     """Metadata as plain Python values, and the place of every tensor.
 
     Raises:
-        ValueError: the header is cut off or contradicts itself, or a tensor ends behind the file.
+        DamagedFile: the header is cut off or contradicts itself or the file.
         OSError: the file cannot be read.
     """
     with path.open("rb") as file:
-        reader = HeaderReader(file, path.stat().st_size)
-        if reader.take(len(MAGIC)) != MAGIC:
-            raise ValueError("is not a GGUF file")
+        reader = HeaderReader(file, path)
+        if reader.size < len(MAGIC) or reader.take(len(MAGIC)) != MAGIC:
+            raise DamagedFile(f"{start_of(file)}, not a GGUF file")
         version = reader.number("I")
         if version not in VERSIONS:
             order = "big-endian" if version & 0xFFFF == 0 else f"version {version}"
-            raise ValueError(f"is a {order} GGUF file, supported are little-endian 2 and 3")
+            raise DamagedFile(f"is a {order} GGUF file, supported are little-endian 2 and 3")
         num_tensors, num_values = reader.scalars("Q", 2)
-        values = unique([(reader.string(), reader.value()) for _ in range(num_values)])
-        entries = unique([reader.tensor() for _ in range(num_tensors)])
-        alignment = values.get("general.alignment", 32)
-        if type(alignment) is not int or alignment < 1:
-            raise ValueError("general.alignment is not a number of bytes")
+        values = unique((reader.string(), reader.value()) for _ in range(num_values))
+        entries = unique(reader.tensor() for _ in range(num_tensors))
+        alignment = values.get(ALIGNMENT, 32)
+        if type(alignment) is not int or not is_alignment(alignment):
+            raise DamagedFile(f"{ALIGNMENT} is {alignment!r}, a power of two is needed")
         start = -(-file.tell() // alignment) * alignment
+    check_offsets(entries, alignment)
     return values, {name: placed(name, entries[name], start, reader.size) for name in entries}
 
 
-def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        raise ValueError("a name occurs twice in the header")
+def is_alignment(number: int) -> bool:
+    return 0 < number <= MAX_ALIGNMENT and number.bit_count() == 1
+
+
+def unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in table:
+            raise DamagedFile(f"{name} occurs twice in the header")
+        table[name] = value
     return table
+
+
+def check_offsets(entries: dict[str, Entry], alignment: int) -> None:
+    """Refuse tensors that share bytes or do not start where the format lets them."""
+    end, previous = 0, ""
+    for name in sorted(entries, key=lambda name: entries[name].offset):
+        entry = entries[name]
+        if entry.offset % alignment:
+            cause = f"byte {entry.offset} of the data, which is no multiple of {alignment}"
+            raise DamagedFile(f"tensor {name} starts at {cause}")
+        if entry.offset < end:
+            raise DamagedFile(f"tensors {previous} and {name} overlap")
+        end, previous = entry.offset + entry.num_bytes, name
 
 
 def placed(name: str, entry: Entry, start: int, size: int) -> Entry:
     """The entry with its offset from the start of the file, which must hold all of it."""
     offset = start + entry.offset
     if offset + entry.num_bytes > size:
-        raise ValueError(f"tensor {name} ends at byte {offset + entry.num_bytes} of {size}")
-    return Entry(entry.tensor_type, entry.shape, offset, entry.num_bytes)
+        raise DamagedFile(f"tensor {name} ends at byte {offset + entry.num_bytes} of {size}")
+    return replace(entry, offset=offset)

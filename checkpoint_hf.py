@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from checkpoint_base import (
@@ -14,8 +12,10 @@ from checkpoint_base import (
     main_dtype,
     refusing,
 )
+from checkpoint_safetensors_header import read_header
 from config import UserError, printable
 from model import ModelConfig, RopeScaling
+from stored_tensor import DTYPES, DamagedFile, StoredTensor, check_regular
 from tokenizer import open_tokenizer
 from tokenizer_base import Tokenizer
 
@@ -29,7 +29,6 @@ REQUIRED_SETTINGS: dict[str, Any] = {
     "partial_rotary_factor": 1.0,
     "quantization_config": None,
 }
-SAFETENSORS_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 INDEX_NAME = "model.safetensors.index.json"
 
 
@@ -61,20 +60,17 @@ class HFCheckpoint(FileCheckpoint):
         self.name = folder_name(path)
         self.config = read_config(Fields.from_json(path / "config.json"))
         self.weight_files = find_weight_files(path)
-        self.files: dict[str, Path] = {}  # name of a tensor -> file that holds it
-        shapes = {}
-        sizes = []
+        self.stored: dict[str, StoredTensor] = {}
         for file in self.weight_files:
-            for name, (dtype, shape) in read_header(file).items():
+            for name, tensor in load_header(file).items():
                 if self.is_left_out(name):
                     continue
-                if name in self.files:
-                    raise UserError(f"{file}: {printable(name)} is in {self.files[name].name} too")
-                self.files[name] = file
-                shapes[name] = shape
-                sizes.append((dtype, dtype.itemsize * torch.Size(shape).numel()))
-        self.check(shapes)
-        self.dtype = main_dtype(sizes)
+                if name in self.stored:
+                    other = self.stored[name].file.name
+                    raise UserError(f"{file}: {printable(name)} is in {other} too")
+                self.stored[name] = tensor
+        self.check({name: tensor.shape for name, tensor in self.stored.items()})
+        self.dtype = main_dtype([(t.dtype, t.num_bytes) for t in self.stored.values()])
 
     def is_left_out(self, name: str) -> bool:
         """Buffers of old exports, and the copy of a tied head that some exports contain."""
@@ -82,11 +78,7 @@ class HFCheckpoint(FileCheckpoint):
         return is_tied_head or name.endswith("rotary_emb.inv_freq")
 
     def read(self, name: str) -> Tensor:
-        file = self.files[name]
-        # Opened for each tensor: the pages of a mapping stay resident until it is closed.
-        errors = (SafetensorError, OSError)
-        with refusing(file, errors, COMPLETE), safe_open(file, framework="pt") as handle:
-            return handle.get_tensor(name)
+        return self.stored[name].read()
 
     def tokenizer(self) -> Tokenizer:
         return open_tokenizer(self.path)
@@ -133,18 +125,15 @@ def shards_of(index: Path) -> tuple[Path, ...]:
     return shards
 
 
-def read_header(file: Path) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    """Dtype and shape of all tensors in a safetensors file, without reading them."""
-    errors = (SafetensorError, OSError)
-    with refusing(file, errors, COMPLETE), safe_open(file, framework="pt") as handle:
-        entries = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118
-    header = {}
-    for name, entry in entries.items():
-        dtype = SAFETENSORS_DTYPES.get(entry.get_dtype())
-        if dtype is None:
-            cure = f"convert it to one of {', '.join(SAFETENSORS_DTYPES)}"
-            raise UserError(f"{file}: {printable(name)} is {entry.get_dtype()}; {cure}")
-        header[name] = dtype, tuple(entry.get_shape())
+def load_header(file: Path) -> dict[str, StoredTensor]:
+    """The places of all tensors in a safetensors file; none is read."""
+    check_regular([file])
+    with refusing(file, (DamagedFile, OSError), COMPLETE):
+        header = read_header(file)
+    for name, tensor in header.items():
+        if tensor.dtype not in DTYPES:
+            cure = f"convert it to one of {', '.join(str(dtype) for dtype in DTYPES)}"
+            raise UserError(f"{file}: {printable(name)} is {tensor.dtype}; {cure}")
     return header
 
 

@@ -1,6 +1,6 @@
-"""Meta's folders: params.json and consolidated.00.pth, alone or under `original/`."""
+"""Meta's folders: params.json and consolidated.00.pth or several shards, also under `original/`."""
 
-import pickle
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -8,30 +8,22 @@ from torch import Tensor
 
 from checkpoint_base import COMPLETE, Fields, FileCheckpoint, main_dtype, refusing
 from checkpoint_hf import folder_name
+from checkpoint_pth_header import read_header
 from config import UserError, printable
 from model import ModelConfig, RopeScaling
+from stored_tensor import DTYPES, DamagedFile, StoredTensor, check_regular, short_lived_tensor
 from tokenizer import open_tokenizer
 from tokenizer_base import Tokenizer
 
 RESAVE = "re-save its tensors as safetensors in the Hugging Face layout"
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-NUM_REOPENINGS = 50
-# What the restricted unpickler and the zip reader raise on files that are not plain tensors.
-PICKLE_ERRORS = (
-    pickle.UnpicklingError,
-    RuntimeError,
-    EOFError,
-    OSError,
-    ValueError,
-    KeyError,
-    IndexError,
-    TypeError,
-    AttributeError,
-)
+# The last part of a matrix's name -> the dimension that shards divide; norms are in all of them.
+# Source: meta-llama/llama-models, models/llama3/model.py, its column and row parallel layers.
+SPLIT_DIMS = {"wq": 0, "wk": 0, "wv": 0, "wo": 1, "w1": 0, "w2": 1, "w3": 0, "output": 0}
+EMBEDDING = "tok_embeddings.weight"
 
 
 class MetaCheckpoint(FileCheckpoint):
-    """params.json beside one consolidated.00.pth, whose head is always stored, hence untied."""
+    """params.json beside consolidated.NN.pth shards; their head is always stored, hence untied."""
 
     names = {
         "embed_tokens": ["tok_embeddings"],
@@ -55,53 +47,107 @@ class MetaCheckpoint(FileCheckpoint):
         self.path = path
         self.name = folder_name(path)
         self.folder = folder
-        self.file = find_weight_file(folder)
-        self.weight_files = (self.file,)
-        self.stored = load(self.file)
-        self.resident_bytes = 0
-        shapes = {name: tuple(tensor.shape) for name, tensor in self.stored.items()}
+        fields = Fields.from_json(folder / "params.json")
+        self.hidden_size = fields.integer("dim")
+        self.weight_files = find_weight_files(folder)
+        self.shards = [load(file) for file in self.weight_files]
+        check_shards_agree(self.weight_files, self.shards)
+        check_num_shards(fields, self.shards)
+        shapes = {name: self.merged_shape(name) for name in self.shards[0]}
         shapes.pop("rope.freqs", None)  # a buffer of old exports, computed from the config here
-        self.config = read_config(Fields.from_json(folder / "params.json"), shapes)
+        self.config = read_config(fields, shapes)
         self.check(shapes)
-        self.dtype = main_dtype([(tensor.dtype, tensor.nbytes) for tensor in self.stored.values()])
+        self.check_copies(shapes)
+        self.dtype = main_dtype([(t.dtype, t.num_bytes) for t in self.shards[0].values()])
+
+    def split_dim(self, name: str) -> int | None:
+        """The dimension of a tensor that the shards divide; None where each holds all of it.
+
+        Llama 2's shards have all rows of the embedding and some of its columns, Llama 3's have
+        whole rows.
+        """
+        if name != EMBEDDING:
+            return SPLIT_DIMS.get(name.removesuffix(".weight").rpartition(".")[2])
+        return int(self.shards[0][name].shape[-1:] != (self.hidden_size,))
+
+    def merged_shape(self, name: str) -> tuple[int, ...]:
+        shape, dim = list(self.shards[0][name].shape), self.split_dim(name)
+        if dim is not None and len(shape) == 2:
+            shape[dim] *= len(self.shards)
+        return tuple(shape)
+
+    def check_copies(self, names: Iterable[str]) -> None:
+        """Refuse shards that differ in what each holds whole: they are of different models."""
+        for name in names:
+            if self.split_dim(name) is None:
+                first, *others = (shard[name].read().view(torch.uint8) for shard in self.shards)
+                for file, copy in zip(self.weight_files[1:], others, strict=True):
+                    if not torch.equal(first, copy):
+                        cause = f"{name} differs from that of {self.weight_files[0].name}"
+                        raise UserError(f"{file}: {cause}; take all shards of one model")
 
     def read(self, name: str) -> Tensor:
-        # Pages of a mapping stay resident until it is closed, and unpickling for each tensor
-        # would take seconds in all: so it is opened again for every few per cent of the file.
-        if self.resident_bytes > self.file.stat().st_size // NUM_REOPENINGS:
-            self.stored = load(self.file)
-            self.resident_bytes = 0
-        tensor = self.stored[name]
-        self.resident_bytes += tensor.nbytes
-        return tensor
+        dim = self.split_dim(name)
+        if dim is None or len(self.shards) == 1:
+            return self.shards[0][name].read()
+        merged = short_lived_tensor(self.merged_shape(name), self.shards[0][name].dtype)
+        for shard, part in zip(self.shards, merged.chunk(len(self.shards), dim), strict=True):
+            part.copy_(shard[name].read())
+        return merged
 
     def tokenizer(self) -> Tokenizer:
         return open_tokenizer(self.folder)
 
 
-def find_weight_file(folder: Path) -> Path:
-    found = sorted(folder.glob("consolidated.*.pth"))
+def find_weight_files(folder: Path) -> tuple[Path, ...]:
+    """The shards in order. They are numbered from 00 on without a gap."""
+    found = {file.name for file in folder.glob("consolidated.*.pth")}
+    names = [f"consolidated.{i:02}.pth" for i in range(len(found))]
     if not found:
         raise UserError(f"{folder}: has params.json but no consolidated.00.pth; {COMPLETE}")
-    if len(found) > 1:
-        cause = f"{len(found)} consolidated.*.pth shards are not supported"
-        raise UserError(f"{folder}: {cause}; take the safetensors version of the model")
-    return found[0]
+    for name in names:
+        if name not in found:
+            cause = f"has {len(found)} consolidated.*.pth files, but not {name}"
+            raise UserError(f"{folder}: {cause}; {COMPLETE}")
+    files = tuple(folder / name for name in names)
+    check_regular(files)
+    return files
 
 
-def load(file: Path) -> dict[str, Tensor]:
-    """The tensors of a .pth file as views of the mapped file; runs no code out of the pickle."""
-    with refusing(file, PICKLE_ERRORS, RESAVE):
-        stored = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
-    if not isinstance(stored, dict):
-        raise UserError(f"{file}: is not a table of tensors; {RESAVE}")
+def load(file: Path) -> dict[str, StoredTensor]:
+    """The places of the tensors of a .pth file; runs no code out of the pickle."""
+    with refusing(file, (DamagedFile, OSError), RESAVE):
+        stored = read_header(file)
     for name, tensor in stored.items():
-        if not (isinstance(name, str) and isinstance(tensor, Tensor)):
-            raise UserError(f"{file}: {printable(repr(name))} is no named tensor; {RESAVE}")
-        if tensor.layout is not torch.strided or tensor.is_meta or tensor.dtype not in DTYPES:
+        if tensor.dtype not in DTYPES:
             kinds = ", ".join(str(dtype) for dtype in DTYPES)
-            raise UserError(f"{file}: {printable(name)} is no dense tensor of {kinds}; {RESAVE}")
-    return {name: tensor.detach() for name, tensor in stored.items()}
+            cause = f"{printable(name)} is {tensor.dtype}, not one of {kinds}"
+            raise UserError(f"{file}: {cause}; {RESAVE}")
+    return stored
+
+
+def check_shards_agree(files: Sequence[Path], shards: Sequence[dict[str, StoredTensor]]) -> None:
+    """Refuse a shard that has other tensors than the first one, or others shapes or dtypes."""
+    first = {name: (tensor.dtype, tensor.shape) for name, tensor in shards[0].items()}
+    for file, shard in zip(files, shards, strict=True):
+        kinds = {name: (tensor.dtype, tensor.shape) for name, tensor in shard.items()}
+        for name in sorted(first.keys() | kinds.keys()):
+            if first.get(name) != kinds.get(name):
+                cause = f"{printable(name)} is {kinds.get(name)}, in {files[0].name} it is"
+                raise UserError(f"{file}: {cause} {first.get(name)}; {COMPLETE}")
+
+
+def check_num_shards(fields: Fields, shards: Sequence[dict[str, StoredTensor]]) -> None:
+    """Refuse a folder without its last shards: the embedding says how many there are."""
+    if EMBEDDING not in shards[0] or len(shards[0][EMBEDDING].shape) != 2:
+        return  # read_config names it
+    rows, columns = shards[0][EMBEDDING].shape
+    whole, part = fields.integer("dim"), columns
+    if columns == whole:
+        whole, part = fields.get("vocab_size", -1), rows
+    if type(whole) is int and part and whole > len(shards) * part and whole % part == 0:
+        cause = f"shard {len(shards)} of {whole // part}, consolidated.{len(shards):02}.pth,"
+        raise UserError(f"{fields.file.parent}: {cause} is missing; {COMPLETE}")
 
 
 def read_config(fields: Fields, shapes: dict[str, tuple[int, ...]]) -> ModelConfig:

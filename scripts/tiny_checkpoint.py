@@ -81,8 +81,7 @@ class TinyConfig:
 
 def tensor_names(config: ModelConfig) -> list[Names]:
     """The names of all tensors of a model; without the head where it is tied."""
-    outer = OUTER_NAMES[:2] if config.tie_embeddings else OUTER_NAMES
-    names = list(outer)
+    names = list(OUTER_NAMES[:2] if config.tie_embeddings else OUTER_NAMES)
     for layer in range(config.num_layers):
         prefixes = [prefix.format(layer) for prefix in LAYER_PREFIX]
         for leaves in LAYER_NAMES:
@@ -240,14 +239,15 @@ def write_gguf(
     *,
     tensor_type: GGMLQuantizationType = GGMLQuantizationType.BF16,
     fields: Mapping[str, Any] | None = None,
+    max_tensors: int = 0,
 ) -> Path:
-    """A .gguf file; norms are F32 whatever the type of the matrices.
+    """A .gguf file, or parts of at most `max_tensors`; norms are F32 whatever the matrices are.
 
     Args:
         fields: Metadata besides what the config gives, or instead of it; None leaves a key out.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    writer = GGUFWriter(file, "llama")
+    writer = GGUFWriter(file, "llama", split_max_tensors=max_tensors)
     adders: dict[type, Callable[[str, Any], None]] = {
         str: writer.add_string,
         bool: writer.add_bool,

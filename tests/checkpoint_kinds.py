@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from checkpoint_shards import shard_meta
 from torch import Tensor
 
 from checkpoint import open_checkpoint
@@ -14,15 +15,30 @@ from scripts.tiny_tokenizer import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer(TINY.vocab_size)
 
+
+def gguf_parts(folder: Path, config: ModelConfig, weights: dict[str, Tensor]) -> Path:
+    """Some four files; the folder is opened."""
+    fields = TOKENIZER.gguf_fields
+    write_gguf(folder / "tiny.gguf", config, weights, fields=fields, max_tensors=10)
+    return folder
+
+
 # name -> (folder, config, weights under Hugging Face's names) -> what to open
 WRITERS: dict[str, Callable[[Path, ModelConfig, dict[str, Tensor]], Path]] = {
     "hf": lambda folder, *model: write_hf(folder, *model, files=TOKENIZER.hf_files),
     "hf-shards": lambda folder, *model: write_hf(folder, *model, num_shards=3),
     "meta": lambda folder, *model: write_meta(folder, *model, files=TOKENIZER.meta_files),
+    "meta-shards": lambda folder, *model: shard_meta(write_meta(folder, *model), 4),
+    "meta-llama2-shards": lambda folder, *model: shard_meta(
+        write_meta(folder, *model), 2, embedding_dim=1
+    ),
     "gguf": lambda folder, *model: write_gguf(
         folder / "tiny.gguf", *model, fields=TOKENIZER.gguf_fields
     ),
+    "gguf-parts": gguf_parts,
 }
+
+
 every_format = pytest.mark.parametrize("kind", WRITERS)
 
 
