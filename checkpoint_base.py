@@ -4,7 +4,6 @@ A format says which tensors its files hold, under which names, and how one of th
 (checkpoint_hf.py, checkpoint_meta.py, checkpoint_gguf.py). Everything else is here, once.
 """
 
-import functools
 import hashlib
 import json
 import re
@@ -209,8 +208,8 @@ class FileCheckpoint(Checkpoint):
         return model_sha(self.weight_files)
 
     @abstractmethod
-    def read(self, name: str) -> Tensor:
-        """One tensor of the file under the file's name; may be a view of the mapped file."""
+    def read_into(self, name: str, out: Tensor) -> None:
+        """Fill `out`, of its shape but any dtype, with a tensor under the file's name."""
 
     def weights(
         self,
@@ -218,8 +217,26 @@ class FileCheckpoint(Checkpoint):
         dtype: torch.dtype,
         empty: Callable[..., Tensor] = torch.empty,
     ) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in self.tensors():
-            yield name, empty(tensor.shape, dtype=dtype, device=device).copy_(tensor)
+        """As `Checkpoint.weights`, read straight into their memory where the dtype is the file's.
+
+        The order is not that of the model: embedding and head are the largest, and what is needed
+        beside them costs least while little else is loaded.
+        """
+        sources = self.sources()
+        for name in sorted(sources, key=lambda name: name.startswith("layers.")):
+            rows = [source.shape[0] for source in sources[name]]
+            weight = empty((sum(rows), *sources[name][0].shape[1:]), dtype=dtype, device=device)
+            for source, part in zip(sources[name], weight.split(rows), strict=True):
+                self._fill(part, source)
+            yield name, weight
+
+    def _fill(self, rows: Tensor, source: Source) -> None:
+        if source.num_heads is None:
+            self.read_into(source.name, rows)
+            return
+        weight = short_lived_tensor(source.shape, rows.dtype)
+        self.read_into(source.name, weight)
+        rows.copy_(half_split_rows(weight, source.num_heads))
 
     def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Refuse files whose headers are not exactly the model that the config describes.
@@ -267,33 +284,6 @@ class FileCheckpoint(Checkpoint):
             shapes = [(count * self.config.head_dim, *shape[1:]) for count in heads]
             return [Source(*each) for each in zip(names, shapes, reorder, strict=True)]
         return [Source(each, (shape[0] // len(names), *shape[1:])) for each in names]
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Each parameter of `Transformer` once, by name, read when it is asked for.
-
-        A tensor may be a view of the mapped file: copy or cast it, and keep no reference, so that
-        its pages can go. The order is not that of the model: embedding and head are the largest,
-        and a copy of them in the file's dtype costs least while little else is loaded.
-
-        Yields:
-            name, tensor in the file's dtype (fp32 where the file holds quantised blocks). A tied
-            head does not appear.
-        """
-        sources = self.sources()
-        for name in sorted(sources, key=lambda name: name.startswith("layers.")):
-            yield name, self._stacked(sources[name])
-
-    def _stacked(self, sources: list[Source]) -> Tensor:
-        parts = [self._part(source) for source in sources]
-        if len(parts) == 1:
-            return parts[0]
-        dtype = functools.reduce(torch.promote_types, (part.dtype for part in parts))
-        shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
-        return torch.cat(parts, out=short_lived_tensor(shape, dtype))
-
-    def _part(self, source: Source) -> Tensor:
-        part = self.read(source.name)
-        return part if source.num_heads is None else half_split_rows(part, source.num_heads)
 
 
 def main_dtype(sizes: Sequence[tuple[torch.dtype | None, int]]) -> torch.dtype | None:

@@ -1,7 +1,6 @@
 """GGUF files: the config from the metadata, tensors read by offset and dequantised."""
 
 import functools
-from io import BufferedReader
 from pathlib import Path
 
 import gguf
@@ -20,7 +19,7 @@ from checkpoint_gguf_header import Entry
 from checkpoint_gguf_parts import model_name, read_parts
 from config import UserError, printable
 from model import ModelConfig, RopeScaling
-from stored_tensor import read_into, short_lived_tensor
+from stored_tensor import StoredTensor, fill, opened_at
 from tokenizer_base import Tokenizer, reading
 from tokenizer_gguf import gguf_tokenizer
 
@@ -105,7 +104,8 @@ class GGUFCheckpoint(FileCheckpoint):
         if linear or factors.shape != (head_dim // 2,):
             cause = f"{ROPE_FACTORS} of shape {factors.shape} beside {linear} is not supported"
             raise UserError(f"{self.path}: {cause}; take another checkpoint")
-        values = self.read(ROPE_FACTORS).float()
+        values = torch.empty(factors.shape, dtype=torch.float32)
+        self.read_into(ROPE_FACTORS, values)
         if not (values.isfinite() & (values > 0)).all():
             raise UserError(f"{self.path}: {ROPE_FACTORS} is not finite and above 0; {COMPLETE}")
         return RopeScaling(kind="factors", freq_factors=tuple(values.tolist()))
@@ -122,17 +122,12 @@ class GGUFCheckpoint(FileCheckpoint):
             return None
         return RopeScaling(kind="linear", factor=fields.number(key))
 
-    def read(self, name: str) -> Tensor:
+    def read_into(self, name: str, out: Tensor) -> None:
         entry = self.entries[name]
-        dtype = PLAIN_DTYPES.get(entry.tensor_type)
-        weight = short_lived_tensor(entry.shape, dtype or torch.float32)
-        with entry.file.open("rb") as file:
-            file.seek(entry.offset)
-            if dtype is None:
-                dequantise(file, entry, weight)
-            else:
-                read_into(file, weight)
-        return weight
+        if dtype := PLAIN_DTYPES.get(entry.tensor_type):
+            StoredTensor(entry.file, dtype, entry.shape, entry.offset).read_into(out)
+        else:
+            dequantise(entry, out)
 
     def tokenizer(self) -> Tokenizer:
         with reading(self.path):
@@ -169,11 +164,12 @@ def is_readable(kind: GGMLQuantizationType) -> bool:
     return True
 
 
-def dequantise(file: BufferedReader, entry: Entry, weight: Tensor) -> None:
-    """Fill weight, fp32, from the quantised rows at the file's position."""
-    rows = weight.view(-1, entry.shape[-1])
+def dequantise(entry: Entry, out: Tensor) -> None:
+    """Fill `out`, of any dtype and on any device, block of rows by block of rows."""
+    rows = out.view(-1, entry.shape[-1])
     row_bytes = entry.num_bytes // len(rows)
-    for block in rows.split(max(1, BLOCK_BYTES // row_bytes)):
-        data = torch.empty((len(block), row_bytes), dtype=torch.uint8)
-        read_into(file, data)
-        block.copy_(torch.from_numpy(gguf.dequantize(data.numpy(), entry.tensor_type)))
+    with opened_at(entry.file, entry.offset, entry.num_bytes) as opened:
+        for block in rows.split(max(1, BLOCK_BYTES // row_bytes)):
+            data = torch.empty((len(block), row_bytes), dtype=torch.uint8)
+            fill(opened, data)
+            block.copy_(torch.from_numpy(gguf.dequantize(data.numpy(), entry.tensor_type)))

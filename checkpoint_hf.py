@@ -15,7 +15,7 @@ from checkpoint_base import (
 from checkpoint_safetensors_header import read_header
 from config import UserError, printable
 from model import ModelConfig, RopeScaling
-from stored_tensor import DTYPES, DamagedFile, StoredTensor, check_regular
+from stored_tensor import DTYPES, DamagedFile, StoredTensor, check_regular, is_regular
 from tokenizer import open_tokenizer
 from tokenizer_base import Tokenizer
 
@@ -77,8 +77,8 @@ class HFCheckpoint(FileCheckpoint):
         is_tied_head = name == "lm_head.weight" and self.config.tie_embeddings
         return is_tied_head or name.endswith("rotary_emb.inv_freq")
 
-    def read(self, name: str) -> Tensor:
-        return self.stored[name].read()
+    def read_into(self, name: str, out: Tensor) -> None:
+        self.stored[name].read_into(out)
 
     def tokenizer(self) -> Tokenizer:
         return open_tokenizer(self.path)
@@ -118,7 +118,7 @@ def shards_of(index: Path) -> tuple[Path, ...]:
         if not isinstance(name, str) or not name or Path(name).name != name:
             raise UserError(f"{index}: {printable(repr(name))} is no plain file name; {COMPLETE}")
     shards = tuple(index.parent / name for name in sorted(set(names)))
-    missing = [shard.name for shard in shards if not shard.is_file()]
+    missing = [shard.name for shard in shards if not is_regular(shard)]
     if missing:
         listed = ", ".join(printable(name) for name in missing[:3])
         raise UserError(f"{index}: {len(missing)} files it names are missing: {listed}; {COMPLETE}")

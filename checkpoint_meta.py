@@ -11,7 +11,7 @@ from checkpoint_hf import folder_name
 from checkpoint_pth_header import read_header
 from config import UserError, printable
 from model import ModelConfig, RopeScaling
-from stored_tensor import DTYPES, DamagedFile, StoredTensor, check_regular, short_lived_tensor
+from stored_tensor import DTYPES, DamagedFile, StoredTensor, check_regular
 from tokenizer import open_tokenizer
 from tokenizer_base import Tokenizer
 
@@ -86,14 +86,11 @@ class MetaCheckpoint(FileCheckpoint):
                         cause = f"{name} differs from that of {self.weight_files[0].name}"
                         raise UserError(f"{file}: {cause}; take all shards of one model")
 
-    def read(self, name: str) -> Tensor:
+    def read_into(self, name: str, out: Tensor) -> None:
         dim = self.split_dim(name)
-        if dim is None or len(self.shards) == 1:
-            return self.shards[0][name].read()
-        merged = short_lived_tensor(self.merged_shape(name), self.shards[0][name].dtype)
-        for shard, part in zip(self.shards, merged.chunk(len(self.shards), dim), strict=True):
-            part.copy_(shard[name].read())
-        return merged
+        shards = self.shards if dim is not None else self.shards[:1]
+        for shard, part in zip(shards, out.chunk(len(shards), dim or 0), strict=True):
+            shard[name].read_into(part)
 
     def tokenizer(self) -> Tokenizer:
         return open_tokenizer(self.folder)

@@ -48,7 +48,9 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
             cause = f"{start_of(opened)}, not a safetensors file, or its header is cut off"
             raise DamagedFile(f"{cause} at byte {size} of {8 + header_bytes}")
         header = json_object(opened.read(header_bytes))
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise DamagedFile("__metadata__ is no table of texts")
     start = 8 + header_bytes
     tensors = {name: stored_tensor(file, name, header[name], start) for name in header}
     check_filled(tensors, start, size)

@@ -6,8 +6,10 @@ signal that Python cannot catch, and pages of a mapping stay resident until it i
 
 import math
 import mmap
-import stat
-from collections.abc import Iterable
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -17,6 +19,7 @@ from torch import Tensor
 
 from config import UserError
 
+BLOCK_BYTES = 1 << 22  # read at a time where elements change on the way
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -52,21 +55,54 @@ class StoredTensor:
         last = sum((n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True))
         return (last + 1) * self.dtype.itemsize
 
-    def read(self) -> Tensor:
-        """The tensor, in memory that goes back to the system with it.
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether its elements lie in the order of their indices, without gaps."""
+        if self.strides is None:
+            return True
+        return torch.empty_strided(self.shape, self.strides, device="meta").is_contiguous()
+
+    def read_into(self, out: Tensor) -> None:
+        """Fill `out`, a tensor of the same shape, of any dtype and on any device.
 
         Raises:
             OSError: it cannot be read, or the file changed since its header was.
         """
+        if not (self.is_contiguous and out.is_contiguous()):
+            out.copy_(self.read())
+            return
+        with opened_at(self.file, self.offset, self.num_bytes) as opened:
+            if out.dtype == self.dtype and out.device.type == "cpu":
+                fill(opened, out)
+                return
+            buffer = short_lived_tensor((BLOCK_BYTES // self.dtype.itemsize,), self.dtype)
+            for block in out.view(-1).split(len(buffer)):
+                fill(opened, buffer[: len(block)])
+                block.copy_(buffer[: len(block)])
+
+    def read(self) -> Tensor:
+        """The tensor, in memory that goes back to the system with it; errors as `read_into`."""
         flat = short_lived_tensor((self.span_bytes // self.dtype.itemsize,), self.dtype)
-        with self.file.open("rb") as opened:
-            opened.seek(self.offset)
-            read_into(opened, flat)
+        with opened_at(self.file, self.offset, self.span_bytes) as opened:
+            fill(opened, flat)
         return flat.as_strided(self.shape, self.strides) if self.strides else flat.view(self.shape)
 
 
-def read_into(opened: BinaryIO, tensor: Tensor) -> None:
-    """Fill a contiguous tensor in CPU memory from the file's position."""
+@contextmanager
+def opened_at(file: Path, offset: int, num_bytes: int) -> Iterator[BinaryIO]:
+    """A file at the position of a tensor, all of which the disk is told to fetch.
+
+    Without that it waits while memory for what came is made, which takes as long as reading.
+    """
+    with file.open("rb") as opened:
+        opened.seek(offset)
+        if sys.platform == "linux":
+            os.posix_fadvise(opened.fileno(), offset, num_bytes, os.POSIX_FADV_WILLNEED)
+        yield opened
+
+
+def fill(opened: BinaryIO, tensor: Tensor) -> None:
+    """Read a contiguous tensor in CPU memory from the file's position on."""
     data = tensor.view(-1).view(torch.uint8).numpy()
     if opened.readinto(data.data) != data.nbytes:  # type: ignore[attr-defined]
         raise OSError(f"{opened.name}: ends inside a tensor; it changed since it was opened")
@@ -77,8 +113,10 @@ def short_lived_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
     malloc keeps what is freed between tensors that stay, which costs 40 % of a small model.
     """
-    memory = mmap.mmap(-1, max(1, dtype.itemsize * math.prod(shape)))
-    return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(shape)
+    if not math.prod(shape):
+        return torch.empty(shape, dtype=dtype)
+    memory = mmap.mmap(-1, dtype.itemsize * math.prod(shape))
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def start_of(opened: BinaryIO) -> str:
@@ -88,8 +126,13 @@ def start_of(opened: BinaryIO) -> str:
     return f"starts with {data!r}" if data else "is empty"
 
 
+def is_regular(file: Path) -> bool:
+    """Whether there is such a file and it is no folder, pipe or device; any name may be asked."""
+    return os.path.isfile(file)  # noqa: PTH113  (Path.is_file raises for a name that is too long)
+
+
 def check_regular(files: Iterable[Path]) -> None:
     """Refuse what is no regular file: opening a pipe waits for ever, a device may be endless."""
     for file in files:
-        if file.exists() and not stat.S_ISREG(file.stat().st_mode):
+        if file.exists() and not is_regular(file):
             raise UserError(f"{file}: is no regular file; give the path of a copy in a folder")

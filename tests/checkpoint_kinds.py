@@ -26,7 +26,9 @@ def gguf_parts(folder: Path, config: ModelConfig, weights: dict[str, Tensor]) ->
 # name -> (folder, config, weights under Hugging Face's names) -> what to open
 WRITERS: dict[str, Callable[[Path, ModelConfig, dict[str, Tensor]], Path]] = {
     "hf": lambda folder, *model: write_hf(folder, *model, files=TOKENIZER.hf_files),
-    "hf-shards": lambda folder, *model: write_hf(folder, *model, num_shards=3),
+    "hf-shards": lambda folder, *model: write_hf(
+        folder, *model, num_shards=3, files=TOKENIZER.hf_files
+    ),
     "meta": lambda folder, *model: write_meta(folder, *model, files=TOKENIZER.meta_files),
     "meta-shards": lambda folder, *model: shard_meta(write_meta(folder, *model), 4),
     "meta-llama2-shards": lambda folder, *model: shard_meta(

@@ -3,10 +3,10 @@
 import dataclasses
 import hashlib
 import json
+import os
 import re
 import shutil
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf
@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import torch
 from checkpoint_kinds import tiny
+from checkpoint_shards import shard_meta
 from gguf import GGMLQuantizationType
+from loading_memory import measure_loading
 from torch import Tensor
 
 import checkpoint_base
@@ -31,6 +33,8 @@ from scripts.tiny_checkpoint import (
     write_hf,
     write_meta,
 )
+
+pytest_plugins = ["generate_process"]
 
 Weights = dict[str, Tensor]
 
@@ -94,7 +98,7 @@ def test_quantised_blocks_are_read_as_the_library_does(
     path = write_gguf(tmp_path / "a.gguf", QUANTISED, weights, tensor_type=kind)
     loaded = open_checkpoint(path)
     assert loaded.dtype is None
-    tensors = dict(loaded.tensors())
+    tensors = dict(loaded.weights("cpu", torch.float32))
     for name, hf_name in {
         "embed_tokens.weight": "model.embed_tokens.weight",
         "layers.1.mlp.down_proj.weight": "model.layers.1.mlp.down_proj.weight",
@@ -148,30 +152,6 @@ def test_model_sha_of_large_files_sees_start_end_and_samples(
     assert (model_sha([file]) != before) == is_seen
 
 
-MEASURE = """
-import json, sys
-from pathlib import Path
-import torch
-from checkpoint import open_checkpoint
-
-def resident_bytes(key):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
-
-checkpoint = open_checkpoint(Path(sys.argv[1]))
-start = peak = resident_bytes("VmRSS")
-try:
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM counts from here
-    key = "VmHWM"
-except OSError:
-    key = "VmRSS"  # seen between tensors only
-model = {}
-for name, tensor in checkpoint.tensors():
-    model[name] = tensor.to(torch.bfloat16, copy=True)
-    peak = max(peak, resident_bytes(key))
-sizes = [tensor.nbytes for tensor in model.values()]
-print(json.dumps([peak - start, sum(sizes), max(sizes)]))
-"""
 LARGER = ModelConfig(
     num_layers=4,
     num_heads=16,
@@ -194,30 +174,41 @@ def larger_weights() -> Weights:
     return weights
 
 
-LARGER_WRITERS = {
-    "hf": lambda folder, weights: write_hf(folder, LARGER, weights),
-    "meta": lambda folder, weights: write_meta(folder, LARGER, weights),
-    "gguf": lambda folder, weights: write_gguf(
-        folder / "a.gguf", LARGER, weights, tensor_type=GGMLQuantizationType.Q8_0
+LARGER_WRITERS: dict[str, Callable[[Path, ModelConfig, Weights], Path]] = {
+    "hf": write_hf,
+    "hf-shards": lambda folder, *model: write_hf(folder, *model, num_shards=3),
+    "hf-float32": lambda folder, *model: write_hf(folder, *model, dtype=torch.float32),
+    "meta": write_meta,
+    "meta-shards": lambda folder, *model: shard_meta(write_meta(folder, *model), 4),
+    "meta-llama2-shards": lambda folder, *model: shard_meta(
+        write_meta(folder, *model), 2, embedding_dim=1
+    ),
+    "gguf": lambda folder, *model: write_gguf(folder / "a.gguf", *model),
+    "gguf-q8_0": lambda folder, *model: write_gguf(
+        folder / "a.gguf", *model, tensor_type=GGMLQuantizationType.Q8_0
+    ),
+    "gguf-parts": lambda folder, *model: (
+        write_gguf(
+            folder / "a.gguf", *model, tensor_type=GGMLQuantizationType.F16, max_tensors=10
+        ).parent
     ),
 }
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's /proc")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("kind", LARGER_WRITERS)
 def test_loading_needs_the_model_one_tensor_and_a_tenth(
-    kind: str, larger_weights: Weights, tmp_path: Path
+    kind: str, dtype: torch.dtype, larger_weights: Weights, processes, tmp_path: Path
 ) -> None:
-    path = LARGER_WRITERS[kind](tmp_path, larger_weights)
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(path)],
-        stdout=subprocess.PIPE,
-        check=True,
-        cwd=Path(checkpoint_base.__file__).parent,
-    )
-    used, model_bytes, largest_bytes = json.loads(done.stdout)
+    path = LARGER_WRITERS[kind](tmp_path / "model", LARGER, larger_weights)
+    result = tmp_path / "result"
+    process = processes.Process(target=measure_loading, args=(path, dtype, result))
+    process.start()
+    process.join()
+    used, model_bytes, largest_bytes = json.loads(result.read_text())
     assert model_bytes > 90e6
-    assert used <= model_bytes * 1.1 + largest_bytes
+    assert model_bytes < used <= model_bytes * 1.1 + largest_bytes
     shutil.rmtree(tmp_path)
 
 
@@ -244,4 +235,4 @@ def test_the_default_model_is_read_whole() -> None:
     )
     assert (loaded.config, loaded.dtype) == (config, None)
     assert loaded.name == "SmolLM2-135M-Instruct.Q4_1"
-    assert sum(tensor.numel() for _, tensor in loaded.tensors()) == 134_515_008
+    assert sum(tensor.numel() for _, tensor in loaded.weights("cpu", torch.float32)) == 134_515_008

@@ -29,12 +29,12 @@ def edit_shard(file: Path, **changes: torch.Tensor | None) -> None:
 def test_shards_are_the_original_bit_for_bit(
     num_shards: int, embedding_dim: int, tmp_path: Path
 ) -> None:
-    expected = dict(open_checkpoint(tiny("meta", tmp_path / "whole")).tensors())
+    expected = dict(open_checkpoint(tiny("meta", tmp_path / "whole")).weights("cpu", torch.float32))
     folder = sharded(tmp_path, num_shards, embedding_dim=embedding_dim)
     loaded = open_checkpoint(folder)
     assert loaded.config == TINY
     assert len(loaded.weight_files) == num_shards
-    tensors = dict(loaded.tensors())
+    tensors = dict(loaded.weights("cpu", torch.float32))
     assert tensors.keys() == expected.keys()
     for name, tensor in expected.items():
         assert torch.equal(tensors[name], tensor), name
@@ -47,7 +47,11 @@ def test_a_square_embedding_is_cut_as_the_shapes_of_the_shards_say(
     config = dataclasses.replace(TINY, vocab_size=TINY.hidden_size)
     weights = random_weights(config)
     folder = write_meta(tmp_path, config, weights)
-    tensors = dict(open_checkpoint(shard_meta(folder, 2, embedding_dim=embedding_dim)).tensors())
+    tensors = dict(
+        open_checkpoint(shard_meta(folder, 2, embedding_dim=embedding_dim)).weights(
+            "cpu", torch.float32
+        )
+    )
     assert torch.equal(tensors["embed_tokens.weight"], weights["model.embed_tokens.weight"])
 
 

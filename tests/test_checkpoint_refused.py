@@ -163,19 +163,19 @@ def test_a_missing_head_of_an_untied_model_is_refused(tmp_path: Path) -> None:
 def test_a_copy_of_the_head_is_left_out_only_when_it_is_tied(tmp_path: Path) -> None:
     folder = tiny("hf", tmp_path, TIED)
     add_tensor(folder / "model.safetensors", "lm_head.weight", torch.zeros(320, 80))
-    assert "lm_head.weight" not in dict(open_checkpoint(folder).tensors())
+    assert "lm_head.weight" not in dict(open_checkpoint(folder).weights("cpu", torch.float32))
     edit_json(folder / "config.json", tie_word_embeddings=False)
-    assert "lm_head.weight" in dict(open_checkpoint(folder).tensors())
+    assert "lm_head.weight" in dict(open_checkpoint(folder).weights("cpu", torch.float32))
 
 
 def test_rope_buffers_of_old_exports_are_left_out(tmp_path: Path) -> None:
     folder = tiny("hf", tmp_path)
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
     add_tensor(folder / "model.safetensors", name, torch.zeros(8))
-    assert len(dict(open_checkpoint(folder).tensors())) == 27
+    assert len(dict(open_checkpoint(folder).weights("cpu", torch.float32))) == 27
     file = tiny("meta", tmp_path / "meta") / "consolidated.00.pth"
     torch.save({**torch.load(file), "rope.freqs": torch.zeros(8)}, file)
-    assert len(dict(open_checkpoint(file.parent).tensors())) == 27
+    assert len(dict(open_checkpoint(file.parent).weights("cpu", torch.float32))) == 27
 
 
 def test_integers_are_no_weights(tmp_path: Path) -> None:

@@ -1,0 +1,222 @@
+"""Seeded damage to the files of a tiny checkpoint, and what must hold whatever the damage is.
+
+    PYTHONPATH=. python tests/mutations.py KIND FIRST END
+
+runs the cases FIRST .. END - 1 of a kind in an address space that is little larger than they need.
+It prints each number before the case, so that the last one names what a process died of.
+"""
+
+import faulthandler
+import json
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+
+import gguf
+import safetensors.torch
+import torch
+from checkpoint_kinds import tiny
+from damage import damage_bytes, damage_json, damage_safetensors
+from torch import Tensor
+
+from checkpoint import Checkpoint, open_checkpoint
+from config import UserError, describe
+from scripts.tiny_checkpoint import (
+    TINY,
+    gguf_settings,
+    hf_config,
+    interleaved_rows,
+    tensor_names,
+    weights_of,
+)
+
+SMALL = replace(TINY, num_layers=1, hidden_size=16, intermediate_size=8, head_dim=4)
+LIMIT_S = 5.0
+SPARE_BYTES = 64 << 20  # beside twice the file
+
+# What others read out of the same files
+
+
+def read_gguf(folder: Path) -> dict[str, Tensor]:
+    tensors = {}
+    for file in sorted(folder.rglob("*.gguf")):
+        for tensor in gguf.GGUFReader(file).tensors:
+            values = gguf.dequantize(tensor.data, tensor.tensor_type)
+            tensors[tensor.name] = torch.from_numpy(values.copy())
+    return tensors
+
+
+def read_pth(folder: Path) -> dict[str, Tensor]:
+    return torch.load(folder / "consolidated.00.pth", weights_only=True)
+
+
+def read_safetensors(folder: Path) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        tensors |= safetensors.torch.load(file.read_bytes())
+    return tensors
+
+
+def check_json(file: Path, expected: Mapping[str, object]) -> None:
+    """What was read of a config is what stands in it, where it stands there."""
+    values = json.loads(file.read_text())
+    not_given = [("vocab_size", -1), ("model_type", values.get("model_type"))]
+    for key, value in expected.items():
+        if values.get(key) is not None and (key, values[key]) not in not_given:
+            assert values[key] == value or float(values[key]) == value, key
+
+
+def check_gguf(file: Path, expected: Mapping[str, object]) -> None:
+    fields = gguf.GGUFReader(file).fields
+    for key, value in expected.items():
+        if key in fields:
+            found = fields[key].contents()
+            assert found == value or abs(found - value) < 1e-6 * abs(value), key
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A file of a format: how it is damaged, and how the same weights are read by others."""
+
+    format: str
+    file: str
+    damage: Callable[[bytes, Random], bytes]
+    read: Callable[[Path], dict[str, Tensor]]
+
+
+HF_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
+KINDS = {
+    "safetensors": Kind("hf", "model.safetensors", damage_safetensors, read_safetensors),
+    "shard": Kind(
+        "hf-shards", "model-00002-of-00003.safetensors", damage_safetensors, read_safetensors
+    ),
+    "index": Kind("hf-shards", "model.safetensors.index.json", damage_json, read_safetensors),
+    "pth": Kind("meta", "consolidated.00.pth", damage_bytes, read_pth),
+    "params.json": Kind("meta", "params.json", damage_json, read_pth),
+    "tokenizer.model": Kind("meta", "tokenizer.model", damage_bytes, read_pth),
+    "gguf": Kind("gguf", "tiny.gguf", damage_bytes, read_gguf),
+    "gguf-part": Kind("gguf-parts", "tiny-00001-of-00002.gguf", damage_bytes, read_gguf),
+    **{name: Kind("hf", name, damage_json, read_safetensors) for name in HF_FILES},
+}
+
+
+class Case:
+    """A small checkpoint of one kind, ready to be damaged again and again."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.kind = name, KINDS[name]
+        self.path = tiny(self.kind.format, folder, SMALL)
+        self.folder = self.path.parent if self.path.is_file() else self.path
+        self.file = self.folder / self.kind.file
+        self.data = self.file.read_bytes()
+        self.num_refused = 0
+        self.original: Mapping[str, Tensor] = {}
+        self.original = weights_of(open_checkpoint(self.path))
+        assert (self.fault(self.data), self.num_refused) == ("", 0)
+
+    def run(self, number: int) -> str:
+        """What is wrong with the answer to case `number`; '' for nothing."""
+        return self.fault(self.kind.damage(self.data, Random(f"{self.name} {number}")))
+
+    def fault(self, data: bytes) -> str:
+        self.file.write_bytes(data)
+        start, start_bytes = time.process_time(), peak_bytes(reset=True)
+        answer = self.answer()
+        seconds, used = time.process_time() - start, peak_bytes() - start_bytes
+        if seconds > LIMIT_S:
+            return f"{seconds:.1f} s"
+        if used > 2 * len(data) + SPARE_BYTES:
+            return f"{used} bytes for a file of {len(data)}"
+        return answer
+
+    def answer(self) -> str:
+        """What is wrong with loading all of the checkpoint, or with the line that refuses it."""
+        try:
+            loaded = open_checkpoint(self.path)
+            weights = weights_of(loaded)
+            tokenizer = loaded.tokenizer()
+            tokenizer.decode(tokenizer.encode("Hello 12\n  thé 🦙"))
+        except UserError as error:
+            self.num_refused += 1
+            line = describe(error)
+            is_named = str(self.folder) in line or line.startswith("tokenizer: ")
+            return "" if is_named and "\n" not in line else f"names no file: {line}"
+        except Exception as error:  # any other is a traceback
+            return f"{type(error).__name__}: {error}"
+        return self.difference(loaded, weights)
+
+    def difference(self, loaded: Checkpoint, weights: Mapping[str, Tensor]) -> str:
+        """Where the config or a tensor is not what others read out of the same files.
+
+        Others may refuse, or read wrongly, what does no harm here; then it is as before the damage.
+        """
+        try:
+            self.check_config(loaded)
+        except Exception as error:
+            return f"config: {type(error).__name__}: {error}"
+        if weights.keys() == self.original.keys() and all(
+            torch.equal(bits(weights[name]), bits(self.original[name])) for name in weights
+        ):
+            return ""
+        try:
+            others = self.kind.read(self.folder)
+        except Exception as error:
+            return f"taken, though others do not: {type(error).__name__}: {error}"
+        for names in tensor_names(loaded.config):
+            name, weight = getattr(names, self.kind.format.partition("-")[0]), weights[names.hf]
+            if self.kind.format in ("meta", "gguf", "gguf-parts"):
+                weight = interleaved_rows(weight, loaded.config, names.hf)
+            if not torch.equal(bits(weight), bits(others[name].bfloat16())):
+                return f"{name} differs"
+        return ""
+
+    def check_config(self, loaded: Checkpoint) -> None:
+        if self.name == "config.json":
+            check_json(self.file, hf_config(loaded.config))
+        if self.name == "params.json":
+            ours = {"dim": "hidden_size", "n_layers": "num_layers", "n_heads": "num_heads"}
+            ours |= {"n_kv_heads": "num_kv_heads"}
+            ours |= {key: key for key in ("vocab_size", "norm_eps", "rope_theta", "max_seq_len")}
+            check_json(self.file, {key: getattr(loaded.config, ours[key]) for key in ours})
+        if self.name.startswith("gguf"):
+            check_gguf(self.file, gguf_settings(loaded.config))
+
+
+def bits(weight: Tensor) -> Tensor:
+    return weight.masked_fill(weight.isnan(), torch.nan).view(torch.int16)
+
+
+def peak_bytes(*, reset: bool = False) -> int:
+    """The largest resident memory since the last reset; 0 where Linux does not tell."""
+    try:
+        if reset:
+            Path("/proc/self/clear_refs").write_text("5")
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def main(name: str, first: int, end: int) -> None:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        case = Case(name, Path(folder))
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + 2 * len(case.data) + 4 * SPARE_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        for number in range(first, end):
+            print(number, end=" ", flush=True)
+            faulthandler.dump_traceback_later(20 * LIMIT_S, exit=True)
+            if fault := case.run(number):
+                print(f"\nFAULT {name} {number}: {fault}", flush=True)
+        faulthandler.cancel_dump_traceback_later()
+    print(f"\n{case.num_refused} of {end - first} refused")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

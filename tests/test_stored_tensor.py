@@ -1,0 +1,64 @@
+"""Reading a tensor out of a file: exact in every dtype and layout; a cut file ends no process."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_kinds import every_format, tiny
+
+import stored_tensor
+from checkpoint import open_checkpoint
+from config import UserError
+from stored_tensor import DTYPES, StoredTensor, check_regular, is_regular
+
+BASE = torch.randn(40, 30)
+
+
+def stored(file: Path, dtype: torch.dtype, start: int = 0) -> StoredTensor:
+    data = BASE.to(dtype).view(torch.uint8).numpy().tobytes()
+    file.write_bytes(bytes(start) + data)
+    return StoredTensor(file, dtype, tuple(BASE.shape), start)
+
+
+@pytest.mark.parametrize("out_dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_tensor_is_read_in_blocks_as_torch_converts_it(
+    dtype: torch.dtype, out_dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_tensor, "BLOCK_BYTES", 256)  # several, the last one short
+    tensor = stored(tmp_path / "a", dtype, start=13)
+    out = torch.empty(BASE.shape, dtype=out_dtype)
+    tensor.read_into(out)
+    assert torch.equal(out, BASE.to(dtype).to(out_dtype))
+    assert torch.equal(tensor.read(), BASE.to(dtype))
+
+
+def test_columns_of_a_larger_tensor_are_filled_and_no_others(tmp_path: Path) -> None:
+    out = torch.zeros(40, 60)
+    stored(tmp_path / "a", torch.float32).read_into(out[:, 30:])
+    assert torch.equal(out, torch.cat([torch.zeros(40, 30), BASE], 1))
+
+
+@every_format
+def test_a_file_that_is_cut_while_it_is_read_is_named(kind: str, tmp_path: Path) -> None:
+    loaded = open_checkpoint(tiny(kind, tmp_path))
+    weights = loaded.weights("cpu", torch.bfloat16)
+    next(weights)
+    for file in loaded.weight_files:
+        os.truncate(file, file.stat().st_size // 2)
+    with pytest.raises(OSError, match="changed since it was opened") as caught:
+        list(weights)
+    assert str(loaded.weight_files[0].parent) in str(caught.value)
+
+
+def test_only_files_are_regular(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "broken").symlink_to("nowhere")
+    names = ["file", "link", "pipe", "broken", "", "y" * 3000, "a\0b", "\ud800"]
+    assert [is_regular(tmp_path / name) for name in names] == [True, True, *[False] * 6]
+    check_regular([tmp_path / "file", tmp_path / "link", tmp_path / "broken"])
+    with pytest.raises(UserError, match="pipe: is no regular file"):
+        check_regular([tmp_path / "pipe"])
