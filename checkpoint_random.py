@@ -3,9 +3,11 @@
 `--checkpoint_path random:NAME` with a name of `SHAPES`. Their text means nothing.
 """
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,7 +96,8 @@ class RandomCheckpoint(Checkpoint):
 
     @property
     def sha(self) -> str:
-        recipe = f"{self.name} {self.config} seed={SEED} std={STANDARD_DEVIATION}"
+        settings = own_settings(self.config)
+        recipe = f"{self.name} {settings} seed={SEED} std={STANDARD_DEVIATION}"
         return hashlib.sha256(recipe.encode()).hexdigest()[:12]
 
     def tokenizer(self) -> Tokenizer:
@@ -115,6 +118,17 @@ class RandomCheckpoint(Checkpoint):
                 yield name, weight.fill_(1)
             else:
                 yield name, weight.normal_(0, STANDARD_DEVIATION, generator=generator)
+
+
+def own_settings(config: Any) -> dict[str, Any]:
+    """What a dataclass says beyond its defaults, so that a new option changes no old sha."""
+    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    defaults = {f.name: f.default for f in dataclasses.fields(config)}
+    return {
+        name: own_settings(value) if dataclasses.is_dataclass(value) else value
+        for name, value in values.items()
+        if value != defaults[name]
+    }
 
 
 def byte_tokenizer(vocab_size: int) -> Tokenizer:

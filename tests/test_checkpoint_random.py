@@ -1,5 +1,7 @@
 """Random models: their published shapes, their weights, and runs without any file."""
 
+import dataclasses
+
 import pytest
 import torch
 from checkpoint_kinds import refusal
@@ -82,7 +84,20 @@ def test_the_sha_is_that_of_the_name_in_every_process():
     shas = {name: opened(name).sha for name in SHAPES}
     assert shas == {name: opened(name).sha for name in SHAPES}
     assert len(set(shas.values())) == len(SHAPES)
-    assert shas["tiny"] == "8c0a58d9764f"
+    assert shas["tiny"] == "aa8a7c7d49c0"
+
+
+def test_an_option_that_a_shape_does_not_use_changes_no_sha(monkeypatch):
+    before = opened("llama-3.2-1b").sha
+    config = SHAPES["llama-3.2-1b"]
+    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    wider = dataclasses.make_dataclass(
+        "Wider", [("option", bool, False)], bases=(type(config),), frozen=True, kw_only=True
+    )
+    monkeypatch.setitem(SHAPES, "llama-3.2-1b", wider(**values))
+    assert opened("llama-3.2-1b").sha == before
+    monkeypatch.setitem(SHAPES, "llama-3.2-1b", wider(**values, option=True))
+    assert opened("llama-3.2-1b").sha != before
 
 
 @pytest.mark.parametrize("text", ["", "plain", "hé 한🦙", "\0\n"])
