@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from kernels.linear import linear
+from kernels.linear import linear, rms_norm
 
 
 class Cache(Protocol):
@@ -30,8 +30,12 @@ class Cache(Protocol):
 class RopeScaling:
     """How the rope frequencies of a checkpoint differ from plain `theta ** (-2i / D)`.
 
-    kind: "linear" divides all by `factor`; "llama3" divides the low ones and blends the middle
-    (Llama 3.1); "factors" divides each by its entry of `freq_factors` (GGUF `rope_freqs.weight`).
+    kind: "linear" divides all by `factor`; "llama3" and "yarn" divide the low ones and blend the
+    middle, by turns in the original context and by channel; "factors" divides each by its entry of
+    `freq_factors` (GGUF `rope_freqs.weight`).
+    attention_factor: cos and sin are multiplied by it, whatever the kind.
+    beta_fast, beta_slow: turns in the original context between which yarn blends.
+    truncate: whether yarn's blend begins and ends at whole channels.
     """
 
     kind: str
@@ -40,11 +44,32 @@ class RopeScaling:
     high_freq_factor: float = 4.0
     original_max_seq_len: int = 8192
     freq_factors: tuple[float, ...] = ()
+    attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+    def __post_init__(self) -> None:
+        if self.factor < 1:
+            raise ValueError(f"rope factor {self.factor}: numbers from 1 on are supported")
+        ranges = {
+            "llama3": ("low_freq_factor", "high_freq_factor"),
+            "yarn": ("beta_slow", "beta_fast"),
+        }
+        if self.kind in ranges:
+            low, high = (getattr(self, name) for name in ranges[self.kind])
+            if not low < high:
+                low_name, high_name = ranges[self.kind]
+                raise ValueError(f"{high_name} {high} is not above {low_name} {low}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Shapes and constants of one checkpoint, whatever format they were read from."""
+    """Shapes and constants of one checkpoint, whatever format they were read from.
+
+    Options beyond Llama: `qkv_bias` and `o_bias` add to the projections of attention; `qk_norm` is
+    an RMSNorm over each head of q and k before rope.
+    """
 
     num_layers: int
     num_heads: int
@@ -58,12 +83,17 @@ class ModelConfig:
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
     tie_embeddings: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: bool = False
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"{self.num_heads} heads over {self.num_kv_heads} KV heads")
         if self.head_dim % 2 or not 4 <= self.head_dim <= 1024:
             raise ValueError(f"head_dim {self.head_dim}: even numbers from 4 to 1024 are supported")
+        if self.rope_theta <= 1:
+            raise ValueError(f"rope_theta {self.rope_theta}: numbers above 1 are supported")
 
 
 class RMSNorm(nn.Module):
@@ -76,11 +106,15 @@ class RMSNorm(nn.Module):
 
 
 class Linear(nn.Module):
-    """A weight [N, C], and its product with all that surrounds it; see kernels.linear.linear."""
+    """A weight [N, C], and its product with all that surrounds it; see kernels.linear.linear.
 
-    def __init__(self, in_features: int, out_features: int) -> None:
+    A bias [N] is an operation of its own, so that products without one cost no more for it.
+    """
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
 
     def forward(
         self,
@@ -91,7 +125,8 @@ class Linear(nn.Module):
         swiglu: bool = False,
     ) -> Tensor:
         parts = None if norm is None else (norm.weight, norm.eps)
-        return linear(x, self.weight, parts, residual, swiglu=swiglu)
+        y = linear(x, self.weight, parts, residual, swiglu=swiglu)
+        return y if self.bias is None else y + self.bias
 
 
 def rope_frequencies(config: ModelConfig) -> Tensor:
@@ -108,12 +143,36 @@ def rope_frequencies(config: ModelConfig) -> Tensor:
         return freqs / scaling.factor
     if scaling.kind == "factors":
         return freqs / torch.tensor(scaling.freq_factors, device="cpu")
-    if scaling.kind != "llama3":
+    if scaling.kind == "llama3":
+        turns = scaling.original_max_seq_len * freqs / (2 * math.pi)
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        keep = ((turns - low) / (high - low)).clamp(0, 1)  # 1: unscaled, 0: divided by factor
+    elif scaling.kind == "yarn":
+        keep = yarn_kept_share(config, scaling)
+    else:
         raise ValueError(f"rope scaling {scaling.kind!r}")
-    turns = scaling.original_max_seq_len * freqs / (2 * math.pi)
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    keep = ((turns - low) / (high - low)).clamp(0, 1)  # 1: unscaled, 0: divided by factor
     return freqs * (keep + (1 - keep) / scaling.factor)
+
+
+def yarn_kept_share(config: ModelConfig, scaling: RopeScaling) -> Tensor:
+    """How much of each frequency yarn keeps, 1 .. 0; the rest is divided by `factor`: [D / 2].
+
+    Linear in the channel between those that turn `beta_fast` and `beta_slow` times in the original
+    context. Pair i turns n times where theta ** (-2i / D) * length = 2 pi n, hence `pair`.
+
+    Source: YaRN, https://arxiv.org/abs/2309.00071, section 3.2; whole channels as its code has it.
+    """
+
+    def pair(num_turns: float) -> float:
+        log = math.log(scaling.original_max_seq_len) - math.log(2 * math.pi) - math.log(num_turns)
+        return config.head_dim / 2 * log / math.log(config.rope_theta)
+
+    first = max(pair(scaling.beta_fast), 0)
+    last = min(pair(scaling.beta_slow), config.head_dim - 1)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    pairs = torch.arange(config.head_dim // 2, device="cpu").float()
+    return 1 - ((pairs - first) / (last - first or 0.001)).clamp(0, 1)
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -132,8 +191,12 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = config.head_dim
         self.heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
-        self.qkv_proj = Linear(config.hidden_size, sum(self.heads) * config.head_dim)
-        self.o_proj = Linear(config.num_heads * config.head_dim, config.hidden_size)
+        width, heads_width = config.hidden_size, config.num_heads * config.head_dim
+        qkv_width = sum(self.heads) * config.head_dim
+        self.qkv_proj = Linear(width, qkv_width, bias=config.qkv_bias)
+        self.o_proj = Linear(heads_width, width, bias=config.o_bias)
+        self.q_norm = RMSNorm(self.head_dim, config.norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(self.head_dim, config.norm_eps) if config.qk_norm else None
 
     def forward(
         self,
@@ -146,6 +209,9 @@ class Attention(nn.Module):
     ) -> Tensor:
         qkv = self.qkv_proj(x, norm).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         q, k, v = qkv.split(self.heads, dim=1)  # [B, Hq, T, D], [B, Hkv, T, D] twice
+        if self.q_norm and self.k_norm:
+            q = rms_norm(q, self.q_norm.weight, self.q_norm.eps)
+            k = rms_norm(k, self.k_norm.weight, self.k_norm.eps)
         q, k = apply_rope(q, *rope), apply_rope(k, *rope)
         y = cache.attend(q, k, v, start_pos, past_len)  # [B, Hq, T, D]
         return self.o_proj(y.transpose(1, 2).flatten(2), residual=x)
@@ -189,7 +255,10 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Llama: grouped-query attention, rope, RMSNorm, SwiGLU, tied or untied head."""
+    """Llama: grouped-query attention, rope, RMSNorm, SwiGLU, tied or untied head.
+
+    With `ModelConfig`'s options also Qwen2 and Qwen3.
+    """
 
     rope_freqs: Tensor
 
@@ -229,6 +298,9 @@ class Transformer(nn.Module):
         positions = start_pos[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
         angles = positions[..., None].float() * self.rope_freqs  # [B, T, D / 2]
         rope = angles.cos(), angles.sin()
+        scaling = self.config.rope_scaling
+        if scaling and scaling.attention_factor != 1:
+            rope = rope[0] * scaling.attention_factor, rope[1] * scaling.attention_factor
         x = self.embed_tokens(tokens)
         for layer, cache in zip(self.layers, caches, strict=True):
             x = layer(x, rope, start_pos, cache, past_len)

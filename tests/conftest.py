@@ -21,7 +21,7 @@ def seeded_model(config: ModelConfig = TINY, dtype: torch.dtype = torch.float32)
         if "norm" in name:
             parameter.data.uniform_(0.5, 1.5, generator=generator)
         else:
-            fan_in = 1 if "embed" in name else parameter.shape[1]
+            fan_in = 1 if "embed" in name or "bias" in name else parameter.shape[1]
             parameter.data.normal_(0, fan_in**-0.5, generator=generator)
     return model.to(dtype).requires_grad_(False)
 

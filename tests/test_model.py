@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import TINY, seeded_model
-from plain_llama import full_forward
+from plain_llama import frequencies, full_forward
 
 from kv_cache import make_caches
 from model import ModelConfig, RopeScaling, Transformer, rope_frequencies
@@ -28,6 +28,9 @@ def prefill_hidden(model, ids, dtype="fp32"):
         {"head_dim": 40},
         {"tie_embeddings": True},
         {"rope_theta": 100000.0, "norm_eps": 1e-6},
+        {"qkv_bias": True},
+        {"qkv_bias": True, "o_bias": True},
+        {"qk_norm": True, "head_dim": 40},
     ],
     ids=str,
 )
@@ -81,30 +84,62 @@ def test_frequency_factors_divide_one_by_one():
     assert torch.equal(scaled(kind="factors", freq_factors=factors), expected)
 
 
-def llama3_oracle(freq, factor, low, high, original):
-    """The formula of Llama 3.1's apply_scaling, one frequency at a time."""
-    wavelength = 2 * math.pi / freq
-    if wavelength < original / high:
-        return freq
-    if wavelength > original / low:
-        return freq / factor
-    smooth = (original / wavelength - low) / (high - low)
-    return (1 - smooth) * freq / factor + smooth * freq
-
-
-def test_llama3_scaling_equals_its_published_formula():
-    config = dataclasses.replace(TINY, head_dim=128, rope_theta=500000.0)
+@pytest.mark.parametrize(
+    ("theta", "scaling"),
+    [
+        (500000.0, RopeScaling(kind="llama3", factor=8.0)),
+        (10000.0, RopeScaling(kind="llama3", factor=3.0, high_freq_factor=2.5)),
+        (1e6, RopeScaling(kind="yarn", factor=4.0, original_max_seq_len=32768)),
+        (10000.0, RopeScaling(kind="yarn", factor=40.0, original_max_seq_len=4096, truncate=False)),
+        (1e4, RopeScaling(kind="yarn", factor=2.0, original_max_seq_len=64, beta_fast=8.0)),
+    ],
+    ids=str,
+)
+def test_llama3_and_yarn_scaling_equal_their_published_formulas(theta, scaling):
+    config = dataclasses.replace(TINY, head_dim=128, rope_theta=theta)
     plain = rope_frequencies(config)
-    rope_scaling = RopeScaling(kind="llama3", factor=8.0)
-    freqs = rope_frequencies(dataclasses.replace(config, rope_scaling=rope_scaling))
-    expected = torch.tensor([llama3_oracle(f, 8.0, 1.0, 4.0, 8192) for f in plain.tolist()])
-    torch.testing.assert_close(freqs, expected, rtol=1e-6, atol=0)
+    config = dataclasses.replace(config, rope_scaling=scaling)
+    freqs = rope_frequencies(config)
+    torch.testing.assert_close(freqs, torch.tensor(frequencies(config)), rtol=1e-5, atol=0)
     assert len({round(r, 3) for r in (plain / freqs).tolist()}) > 2  # kept, divided and blended
 
 
+def test_an_attention_factor_scales_both_sides_of_a_score():
+    config = dataclasses.replace(TINY, rope_scaling=RopeScaling(kind="linear", attention_factor=3))
+    model = seeded_model(config)
+    expected = full_forward(model, IDS[0].tolist()).float()
+    torch.testing.assert_close(
+        model.logits(prefill_hidden(model, IDS))[0], expected, atol=1e-4, rtol=1e-4
+    )
+    plain = seeded_model(dataclasses.replace(config, rope_scaling=None))
+    assert (full_forward(plain, IDS[0].tolist()) - expected).abs().max() > 0.1
+
+
+def test_a_model_without_options_has_no_parameters_for_them(tiny_model):
+    names = {name.rpartition(".")[2] for name, _ in tiny_model.named_parameters()}
+    assert names == {"weight"}
+    assert not any("q_norm" in name for name, _ in tiny_model.named_parameters())
+
+
 def test_an_unknown_scaling_is_refused():
-    with pytest.raises(ValueError, match="rope scaling 'yarn'"):
-        scaled(kind="yarn")
+    with pytest.raises(ValueError, match="rope scaling 'longrope'"):
+        scaled(kind="longrope")
+
+
+@pytest.mark.parametrize(
+    ("scaling", "message"),
+    [
+        ({"kind": "linear", "factor": 0.5}, "rope factor 0.5: numbers from 1 on"),
+        (
+            {"kind": "llama3", "low_freq_factor": 4.0},
+            "high_freq_factor 4.0 is not above low_freq_factor 4.0",
+        ),
+        ({"kind": "yarn", "beta_slow": 33.0}, "beta_fast 32.0 is not above beta_slow 33.0"),
+    ],
+)
+def test_scalings_that_cannot_be_are_refused(scaling, message):
+    with pytest.raises(ValueError, match=message):
+        RopeScaling(**scaling)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +148,7 @@ def test_an_unknown_scaling_is_refused():
         ({"num_kv_heads": 4}, "6 heads over 4 KV heads"),
         ({"head_dim": 15}, "head_dim 15: even"),
         ({"head_dim": 2}, "head_dim 2: even"),
+        ({"rope_theta": 1.0}, "rope_theta 1.0: numbers above 1"),
     ],
 )
 def test_shapes_that_cannot_be_are_refused(changes, message):
