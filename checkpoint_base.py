@@ -196,7 +196,8 @@ class FileCheckpoint(Checkpoint):
         weight_files: The files the tensors come from, in reading order.
     """
 
-    # Our parameter without ".weight" and with {} for the layer -> tensors of the file, stacked.
+    # Our parameter without its last part (weight, bias) and with {} for the layer -> tensors of
+    # the file, stacked.
     names: ClassVar[Mapping[str, Sequence[str]]]
     interleaved_rope: ClassVar[bool]
 
@@ -274,9 +275,10 @@ class FileCheckpoint(Checkpoint):
 
     def _sources_of(self, name: str, shape: tuple[int, ...]) -> list[Source]:
         layer = re.search(r"\d+", name)
-        template = re.sub(r"\d+", "{}", name.removesuffix(".weight"))
+        stem, _, leaf = name.rpartition(".")  # leaf: weight or bias
+        template = re.sub(r"\d+", "{}", stem)
         names = [
-            file_name.format(layer and layer[0]) + ".weight" for file_name in self.names[template]
+            f"{file_name.format(layer and layer[0])}.{leaf}" for file_name in self.names[template]
         ]
         heads = [self.config.num_heads, self.config.num_kv_heads, self.config.num_kv_heads]
         if template.endswith("qkv_proj"):

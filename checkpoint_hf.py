@@ -1,7 +1,6 @@
 """Hugging Face folders: config.json and safetensors, one file or shards with an index."""
 
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -12,23 +11,13 @@ from checkpoint_base import (
     main_dtype,
     refusing,
 )
+from checkpoint_hf_config import read_config
 from checkpoint_safetensors_header import read_header
 from config import UserError, printable
-from model import ModelConfig, RopeScaling
 from stored_tensor import DTYPES, DamagedFile, StoredTensor, check_regular, is_regular
 from tokenizer import open_tokenizer
 from tokenizer_base import Tokenizer
 
-# Architectures whose forward pass is model.py's, and settings that would make it another one.
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
-REQUIRED_SETTINGS: dict[str, Any] = {
-    "attention_bias": False,
-    "mlp_bias": False,
-    "hidden_act": "silu",
-    "sliding_window": None,
-    "partial_rotary_factor": 1.0,
-    "quantization_config": None,
-}
 INDEX_NAME = "model.safetensors.index.json"
 
 
@@ -43,6 +32,8 @@ class HFCheckpoint(FileCheckpoint):
             "model.layers.{}.self_attn.k_proj",
             "model.layers.{}.self_attn.v_proj",
         ],
+        "layers.{}.attention.q_norm": ["model.layers.{}.self_attn.q_norm"],
+        "layers.{}.attention.k_norm": ["model.layers.{}.self_attn.k_norm"],
         "layers.{}.attention.o_proj": ["model.layers.{}.self_attn.o_proj"],
         "layers.{}.mlp_norm": ["model.layers.{}.post_attention_layernorm"],
         "layers.{}.mlp.gate_up_proj": [
@@ -135,59 +126,3 @@ def load_header(file: Path) -> dict[str, StoredTensor]:
             cure = f"convert it to one of {', '.join(str(dtype) for dtype in DTYPES)}"
             raise UserError(f"{file}: {printable(name)} is {tensor.dtype}; {cure}")
     return header
-
-
-def read_config(fields: Fields) -> ModelConfig:
-    """ModelConfig of a config.json; what it leaves out has LlamaConfig's defaults."""
-    check_architecture(fields)
-    hidden_size = fields.integer("hidden_size")
-    num_heads = fields.integer("num_attention_heads")
-    theta, scaling = read_rope(fields)
-    return fields.model_config(
-        num_layers=fields.integer("num_hidden_layers"),
-        num_heads=num_heads,
-        num_kv_heads=fields.integer("num_key_value_heads", num_heads),
-        head_dim=fields.integer("head_dim", hidden_size // num_heads),
-        hidden_size=hidden_size,
-        intermediate_size=fields.integer("intermediate_size"),
-        vocab_size=fields.integer("vocab_size"),
-        max_seq_len=fields.integer("max_position_embeddings"),
-        norm_eps=fields.number("rms_norm_eps", 1e-6),
-        rope_theta=theta,
-        rope_scaling=scaling,
-        tie_embeddings=fields.boolean("tie_word_embeddings", default=False),
-    )
-
-
-def check_architecture(fields: Fields) -> None:
-    if fields.get("architectures") not in [[name] for name in ARCHITECTURES]:
-        raise fields.error("architectures", f"supported are {', '.join(ARCHITECTURES)}")
-    for key, required in REQUIRED_SETTINGS.items():
-        if fields.get(key, required) != required:
-            raise fields.error(key, "the model would differ; take another checkpoint")
-
-
-def read_rope(fields: Fields) -> tuple[float, RopeScaling | None]:
-    """Theta and scaling, spelled `rope_theta` + `rope_scaling` or, later, `rope_parameters`."""
-    rope = fields.section("rope_parameters") or fields.section("rope_scaling")
-    theta = fields.number("rope_theta", 10000.0)
-    if rope is None:
-        return theta, None
-    theta = rope.number("rope_theta", theta)
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise rope.error("partial_rotary_factor", "only rope over whole heads is supported")
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
-        return theta, None
-    if kind == "linear":
-        return theta, RopeScaling(kind="linear", factor=rope.number("factor"))
-    if kind == "llama3":
-        return theta, RopeScaling(
-            kind="llama3",
-            factor=rope.number("factor"),
-            low_freq_factor=rope.number("low_freq_factor"),
-            high_freq_factor=rope.number("high_freq_factor"),
-            original_max_seq_len=rope.integer("original_max_position_embeddings"),
-        )
-    cause = "supported rope types are default, linear and llama3"
-    raise rope.error("rope_type" if "rope_type" in rope.values else "type", cause)

@@ -49,7 +49,8 @@ class RopeScaling:
     beta_slow: float = 1.0
     truncate: bool = True
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raises ValueError where the numbers describe no scaling."""
         if self.factor < 1:
             raise ValueError(f"rope factor {self.factor}: numbers from 1 on are supported")
         ranges = {
@@ -92,6 +93,8 @@ class ModelConfig:
             raise ValueError(f"{self.num_heads} heads over {self.num_kv_heads} KV heads")
         if self.head_dim % 2 or not 4 <= self.head_dim <= 1024:
             raise ValueError(f"head_dim {self.head_dim}: even numbers from 4 to 1024 are supported")
+        if self.rope_scaling:
+            self.rope_scaling.check()
         if self.rope_theta <= 1:
             raise ValueError(f"rope_theta {self.rope_theta}: numbers above 1 are supported")
 

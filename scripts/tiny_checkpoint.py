@@ -3,8 +3,7 @@
     python scripts/tiny_checkpoint.py OUT_DIR                      a seeded 4-layer model
     python scripts/tiny_checkpoint.py OUT_DIR --source CHECKPOINT  an existing one, rounded to bf16
 
-The weights are in memory once, under Hugging Face's names. Names and row orders of the formats are
-stated here a second time, apart from the readers, so that tests can hold one against the other.
+The weights are in memory once, under Hugging Face's names; see scripts/tiny_weights.py.
 """
 
 import json
@@ -12,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gguf
 import torch
@@ -27,45 +26,12 @@ from config import MISSING, flag, run  # noqa: E402
 from fetch import resolve  # noqa: E402
 from model import ModelConfig, RopeScaling, rope_frequencies  # noqa: E402
 from scripts.tiny_tokenizer import tiny_tokenizer, tokenizer_of  # noqa: E402
-
-# Chosen to catch mistakes: head_dim is not hidden_size / num_heads, and 3 heads share a KV head.
-TINY = ModelConfig(
-    num_layers=4,
-    num_heads=6,
-    num_kv_heads=2,
-    head_dim=16,
-    hidden_size=80,
-    intermediate_size=112,
-    vocab_size=320,
-    max_seq_len=2048,
-)
-
-
-class Names(NamedTuple):
-    """One tensor in each format; those with the same name of ours are stacked in table order."""
-
-    hf: str
-    ours: str
-    meta: str
-    gguf: str
-
-
-OUTER_NAMES = (
-    Names("model.embed_tokens", "embed_tokens", "tok_embeddings", "token_embd"),
-    Names("model.norm", "norm", "norm", "output_norm"),
-    Names("lm_head", "lm_head", "output", "output"),
-)
-LAYER_PREFIX = Names("model.layers.{}.", "layers.{}.", "layers.{}.", "blk.{}.")
-LAYER_NAMES = (
-    Names("input_layernorm", "attention_norm", "attention_norm", "attn_norm"),
-    Names("self_attn.q_proj", "attention.qkv_proj", "attention.wq", "attn_q"),
-    Names("self_attn.k_proj", "attention.qkv_proj", "attention.wk", "attn_k"),
-    Names("self_attn.v_proj", "attention.qkv_proj", "attention.wv", "attn_v"),
-    Names("self_attn.o_proj", "attention.o_proj", "attention.wo", "attn_output"),
-    Names("post_attention_layernorm", "mlp_norm", "ffn_norm", "ffn_norm"),
-    Names("mlp.gate_proj", "mlp.gate_up_proj", "feed_forward.w1", "ffn_gate"),
-    Names("mlp.up_proj", "mlp.gate_up_proj", "feed_forward.w3", "ffn_up"),
-    Names("mlp.down_proj", "mlp.down_proj", "feed_forward.w2", "ffn_down"),
+from scripts.tiny_weights import (  # noqa: E402
+    TINY,
+    interleaved_rows,
+    random_weights,
+    tensor_names,
+    tensor_shape,
 )
 
 
@@ -79,45 +45,6 @@ class TinyConfig:
     seed: int = flag(0, help="of the made-up weights")
 
 
-def tensor_names(config: ModelConfig) -> list[Names]:
-    """The names of all tensors of a model; without the head where it is tied."""
-    names = list(OUTER_NAMES[:2] if config.tie_embeddings else OUTER_NAMES)
-    for layer in range(config.num_layers):
-        prefixes = [prefix.format(layer) for prefix in LAYER_PREFIX]
-        for leaves in LAYER_NAMES:
-            names.append(Names(*map(str.__add__, prefixes, leaves)))
-    return [Names(*(f"{name}.weight" for name in row)) for row in names]
-
-
-def tensor_shape(config: ModelConfig, hf_name: str) -> tuple[int, ...]:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes = {
-        "embed_tokens": (config.vocab_size, hidden),
-        "lm_head": (config.vocab_size, hidden),
-        "q_proj": (q_rows, hidden),
-        "k_proj": (kv_rows, hidden),
-        "v_proj": (kv_rows, hidden),
-        "o_proj": (hidden, q_rows),
-        "gate_proj": (inner, hidden),
-        "up_proj": (inner, hidden),
-        "down_proj": (hidden, inner),
-    }
-    return shapes.get(hf_name.split(".")[-2], (hidden,))
-
-
-def random_weights(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
-    """Weights in bf16 under Hugging Face's names, scaled so that logits have a deviation near 1."""
-    generator = torch.Generator().manual_seed(seed)
-    weights = {}
-    for names in tensor_names(config):
-        shape = tensor_shape(config, names.hf)
-        weight = torch.randn(shape, generator=generator)
-        weight = weight * shape[1] ** -0.5 if len(shape) == 2 else 1 + weight / 10
-        weights[names.hf] = weight.bfloat16()
-    return weights
-
-
 def weights_of(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """The weights of an existing checkpoint in bf16 under Hugging Face's names."""
     ours = dict(checkpoint.weights("cpu", torch.bfloat16))
@@ -128,14 +55,6 @@ def weights_of(checkpoint: Checkpoint) -> dict[str, Tensor]:
         weights[names.hf] = ours[names.ours][start[names.ours] : end].clone()
         start[names.ours] = end
     return weights
-
-
-def interleaved_rows(weight: Tensor, config: ModelConfig, hf_name: str) -> Tensor:
-    """Rows of q and k in Meta and GGUF: i and i + D / 2 of a head become 2i and 2i + 1."""
-    heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(hf_name.split(".")[-2])
-    if heads is None:
-        return weight
-    return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
 def write_hf(
@@ -164,9 +83,10 @@ def write_hf(
 
 
 def hf_config(config: ModelConfig) -> dict[str, Any]:
+    kind = "Qwen3" if config.qk_norm else "Qwen2" if config.qkv_bias > config.o_bias else "Llama"
     settings = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [f"{kind}ForCausalLM"],
+        "model_type": kind.lower(),
         "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_kv_heads,
@@ -178,6 +98,7 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
         "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope_theta,
         "tie_word_embeddings": config.tie_embeddings,
+        "attention_bias": config.o_bias,
         "hidden_act": "silu",
     }
     if config.rope_scaling:
@@ -185,9 +106,24 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
     return settings
 
 
+def refuse_options(config: ModelConfig, holder: str) -> None:
+    if config.qkv_bias or config.o_bias or config.qk_norm:
+        raise ValueError(f"{holder} cannot hold biases of attention, nor norms of q and k")
+
+
 def hf_rope_scaling(scaling: RopeScaling) -> dict[str, Any]:
     if scaling.kind == "linear":
         return {"type": "linear", "factor": scaling.factor}
+    if scaling.kind == "yarn":
+        return {
+            "rope_type": "yarn",
+            "factor": scaling.factor,
+            "attention_factor": scaling.attention_factor,
+            "beta_fast": scaling.beta_fast,
+            "beta_slow": scaling.beta_slow,
+            "truncate": scaling.truncate,
+            "original_max_position_embeddings": scaling.original_max_seq_len,
+        }
     if scaling.kind != "llama3":
         raise ValueError(f"config.json cannot hold rope scaling {scaling.kind!r}")
     return {
@@ -207,6 +143,7 @@ def write_meta(
     files: Mapping[str, bytes] | None = None,
 ) -> Path:
     """params.json, consolidated.00.pth and the tokenizer's `files`; a tied head becomes a copy."""
+    refuse_options(config, "params.json")
     if config.rope_scaling and config.rope_scaling.kind != "llama3":
         raise ValueError(f"params.json cannot hold rope scaling {config.rope_scaling.kind!r}")
     write_files(folder, files or {})
@@ -246,6 +183,7 @@ def write_gguf(
     Args:
         fields: Metadata besides what the config gives, or instead of it; None leaves a key out.
     """
+    refuse_options(config, "a GGUF file of the llama architecture")
     file.parent.mkdir(parents=True, exist_ok=True)
     writer = GGUFWriter(file, "llama", split_max_tensors=max_tensors)
     adders: dict[type, Callable[[str, Any], None]] = {

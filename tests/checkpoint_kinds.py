@@ -1,15 +1,18 @@
 """A tiny seeded model in every checkpoint format, and how it is refused, for tests."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
 from checkpoint_shards import shard_meta
 from torch import Tensor
 
 from checkpoint import open_checkpoint
 from config import UserError
-from model import ModelConfig
+from model import ModelConfig, Transformer
 from scripts.tiny_checkpoint import TINY, random_weights, write_gguf, write_hf, write_meta
 from scripts.tiny_tokenizer import tiny_tokenizer
 
@@ -59,3 +62,26 @@ def refusal(path: Path, *causes: str) -> str:
     for cause in causes:
         assert cause in message
     return message
+
+
+def edit_json(file: Path, **changes: object) -> None:
+    values = json.loads(file.read_text())
+    file.write_text(json.dumps({**values, **changes}))
+
+
+class CausalCache:
+    """All T tokens at once, nothing stored: what a cache answers on an empty past."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+def loaded_logits(path: Path, tokens: Tensor) -> Tensor:
+    loaded = open_checkpoint(path)
+    model = Transformer(loaded.config).requires_grad_(False)
+    parameters = dict(model.named_parameters())
+    for name, tensor in loaded.tensors():
+        parameters.pop(name).copy_(tensor)
+    assert not parameters
+    caches = [CausalCache()] * loaded.config.num_layers
+    return model.logits(model(tokens, torch.zeros(1, dtype=torch.long), caches, past_len=0))

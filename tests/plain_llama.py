@@ -116,7 +116,7 @@ def attention(x: Tensor, w: Mapping[str, Tensor], config: ModelConfig) -> Tensor
 def plain_logits(
     config: ModelConfig,
     weights: Mapping[str, Tensor],
-    ids: list[int],
+    ids: list[int] | Tensor,
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     """Logits [N, V] at every position of ids, from weights under Hugging Face's names."""

@@ -19,7 +19,7 @@ LAYERS = [
     {"model"},
     {"kv_cache", "machine", "summary", "stored_tensor"},
     {"checkpoint_base", "checkpoint_gguf_header", "checkpoint_pth_header"},
-    {"checkpoint_gguf_parts", "checkpoint_safetensors_header"},
+    {"checkpoint_gguf_parts", "checkpoint_hf_config", "checkpoint_safetensors_header"},
     {"checkpoint_hf", "checkpoint_meta", "checkpoint_gguf", "checkpoint_random"},
     {"checkpoint", "fetch"},
     {"quantize", "engine", "request"},

@@ -1,18 +1,17 @@
 """Three formats of one tiny model, and what each may leave out."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
-from checkpoint_kinds import every_format, tiny
+from checkpoint_kinds import edit_json, every_format, loaded_logits, tiny
+from plain_llama import plain_logits
 from torch import Tensor
 
 from checkpoint import open_checkpoint
 from checkpoint_base import half_split_rows
-from model import ModelConfig, RopeScaling, Transformer, apply_rope, rope_frequencies
+from model import ModelConfig, RopeScaling, apply_rope, rope_frequencies
 from scripts.tiny_checkpoint import (
     TINY,
     interleaved_rows,
@@ -26,62 +25,7 @@ TIED = dataclasses.replace(TINY, tie_embeddings=True)
 LLAMA3 = RopeScaling(kind="llama3", factor=8.0, original_max_seq_len=256)
 
 
-def edit_json(file: Path, **changes: object) -> None:
-    values = json.loads(file.read_text())
-    file.write_text(json.dumps({**values, **changes}))
-
-
 # One model in every format
-
-
-class CausalCache:
-    """All T tokens at once, nothing stored: what a cache answers on an empty past."""
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-
-
-def loaded_logits(path: Path, tokens: Tensor) -> Tensor:
-    loaded = open_checkpoint(path)
-    model = Transformer(loaded.config).requires_grad_(False)
-    parameters = dict(model.named_parameters())
-    for name, tensor in loaded.weights("cpu", torch.float32):
-        parameters.pop(name).copy_(tensor)
-    assert not parameters
-    caches = [CausalCache()] * loaded.config.num_layers
-    return model.logits(model(tokens, torch.zeros(1, dtype=torch.long), caches, past_len=0))
-
-
-def plain_logits(config: ModelConfig, weights: Weights, tokens: Tensor) -> Tensor:
-    """Llama written out in fp64 on Hugging Face's names, apart from model.py."""
-    w = {name.removeprefix("model."): tensor.double() for name, tensor in weights.items()}
-    angles = torch.arange(tokens.shape[1])[:, None] * rope_frequencies(config).double()
-    cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
-
-    def norm(x: Tensor, name: str) -> Tensor:
-        return x / (x.square().mean(-1, keepdim=True) + config.norm_eps).sqrt() * w[name]
-
-    def heads(x: Tensor, name: str) -> Tensor:
-        return (x @ w[name].T).unflatten(-1, (-1, config.head_dim)).transpose(0, 1)
-
-    def rotate(x: Tensor) -> Tensor:
-        half = config.head_dim // 2
-        return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
-
-    x = w["embed_tokens.weight"][tokens[0]]
-    for layer in range(config.num_layers):
-        at = f"layers.{layer}."
-        h = norm(x, at + "input_layernorm.weight")
-        q, k, v = (heads(h, f"{at}self_attn.{side}_proj.weight") for side in "qkv")
-        k, v = (t.repeat_interleave(len(q) // len(t), 0) for t in (rotate(k), v))
-        scores = rotate(q) @ k.mT / config.head_dim**0.5
-        scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
-        y = (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
-        x = x + y @ w[at + "self_attn.o_proj.weight"].T
-        h = norm(x, at + "post_attention_layernorm.weight")
-        gate, up = (h @ w[f"{at}mlp.{side}_proj.weight"].T for side in ("gate", "up"))
-        x = x + (gate * gate.sigmoid() * up) @ w[at + "mlp.down_proj.weight"].T
-    return norm(x, "norm.weight") @ w.get("lm_head.weight", w["embed_tokens.weight"]).T
 
 
 @every_format
@@ -109,7 +53,7 @@ def test_logits_are_those_of_the_written_weights(
     kind: str, config: ModelConfig, tmp_path: Path
 ) -> None:
     tokens = torch.randint(config.vocab_size, (1, 40), generator=torch.Generator().manual_seed(1))
-    expected = plain_logits(config, random_weights(config), tokens)
+    expected = plain_logits(config, random_weights(config), tokens[0])
     assert 0.5 < expected.std() < 2
     logits = loaded_logits(tiny(kind, tmp_path, config), tokens)[0]
     assert (logits - expected).abs().max() < 1e-5
@@ -135,9 +79,9 @@ def test_llama3_scaling_gives_the_same_logits_in_every_format(kind: str, tmp_pat
     scaling = dataclasses.replace(LLAMA3, original_max_seq_len=8192)  # the one Meta's files mean
     config = dataclasses.replace(TINY, rope_scaling=scaling, rope_theta=500000.0)
     tokens = torch.randint(config.vocab_size, (1, 300), generator=torch.Generator().manual_seed(1))
-    expected = plain_logits(config, random_weights(config), tokens)
+    expected = plain_logits(config, random_weights(config), tokens[0])
     unscaled = dataclasses.replace(config, rope_scaling=None)
-    assert (plain_logits(unscaled, random_weights(config), tokens) - expected).abs().max() > 1e-2
+    assert (plain_logits(unscaled, random_weights(config), tokens[0]) - expected).abs().max() > 1e-2
     logits = loaded_logits(tiny(kind, tmp_path, config), tokens)[0]
     assert (logits - expected).abs().max() < 1e-4
 
@@ -186,48 +130,6 @@ def test_interleaved_rope_on_meta_rows_scores_as_half_split_rope_on_ours() -> No
 
 
 # What a config may say in several ways, or leave out
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"num_key_value_heads": 6}, {"num_kv_heads": 6}),
-        ({"num_key_value_heads": None}, {"num_kv_heads": 6}),
-        ({"hidden_size": 96, "head_dim": None}, {"hidden_size": 96, "head_dim": 16}),
-        ({"rms_norm_eps": None}, {"norm_eps": 1e-6}),
-        ({"rope_theta": None}, {"rope_theta": 10000.0}),
-        ({"rope_theta": 5e5}, {"rope_theta": 5e5}),
-        ({"rope_theta": None, "rope_parameters": {"rope_theta": 3e5}}, {"rope_theta": 3e5}),
-        ({"rope_parameters": {"rope_type": "default"}}, {"rope_scaling": None}),
-        ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, {}),
-        (
-            {"rope_scaling": {"type": "linear", "factor": 4}},
-            {"rope_scaling": RopeScaling(kind="linear", factor=4.0)},
-        ),
-        (
-            {
-                "rope_parameters": {
-                    "rope_type": "llama3",
-                    "rope_theta": 5e5,
-                    "factor": 8,
-                    "low_freq_factor": 1,
-                    "high_freq_factor": 4,
-                    "original_max_position_embeddings": 256,
-                }
-            },
-            {"rope_theta": 5e5, "rope_scaling": LLAMA3},
-        ),
-    ],
-    ids=str,
-)
-def test_spellings_of_config_json(
-    changes: dict[str, object], expected: dict[str, object], tmp_path: Path
-) -> None:
-    config = dataclasses.replace(TINY, **expected)  # type: ignore[arg-type]
-    folder = tiny("hf", tmp_path, config)
-    edit_json(folder / "config.json", rope_scaling=None, rope_theta=config.rope_theta)
-    edit_json(folder / "config.json", **changes)
-    assert open_checkpoint(folder).config == config
 
 
 @pytest.mark.parametrize(

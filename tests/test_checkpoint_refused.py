@@ -1,12 +1,11 @@
 """Checkpoints that are refused: one line that names the file, before any tensor is read."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_kinds import refusal, tiny
+from checkpoint_kinds import edit_json, refusal, tiny
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -17,67 +16,11 @@ TIED = dataclasses.replace(TINY, tie_embeddings=True)
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 
 
-def edit_json(file: Path, **changes: object) -> None:
-    values = json.loads(file.read_text())
-    file.write_text(json.dumps({**values, **changes}))
-
-
 def add_tensor(file: Path, name: str, tensor: Tensor) -> None:
     save_file({**load_file(file), name: tensor}, file)
 
 
 # Settings
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("architectures", ["PhiForCausalLM"]),
-        ("architectures", []),
-        ("architectures", None),
-        ("attention_bias", True),
-        ("mlp_bias", True),
-        ("hidden_act", "gelu"),
-        ("sliding_window", 4096),
-        ("partial_rotary_factor", 0.5),
-        ("quantization_config", {"quant_method": "gptq"}),
-        ("hidden_size", None),
-        ("hidden_size", "80"),
-        ("hidden_size", 80.5),
-        ("vocab_size", -1),
-        ("num_hidden_layers", True),
-        ("rms_norm_eps", 0),
-        ("rope_theta", float("inf")),
-        ("rope_scaling", [1]),
-        ("tie_word_embeddings", "yes"),
-    ],
-)
-def test_a_setting_of_config_json_that_is_not_supported_is_named(
-    key: str, value: object, tmp_path: Path
-) -> None:
-    folder = tiny("hf", tmp_path)
-    edit_json(folder / "config.json", **{key: value})
-    refusal(folder, f"config.json: {key} is {value!r};")
-
-
-@pytest.mark.parametrize("key", ["hidden_size", "architectures"])
-def test_a_missing_setting_is_named(key: str, tmp_path: Path) -> None:
-    file = tiny("hf", tmp_path) / "config.json"
-    settings = json.loads(file.read_text())
-    del settings[key]
-    file.write_text(json.dumps(settings))
-    refusal(file.parent, f"config.json: {key} is missing;")
-
-
-@pytest.mark.parametrize("spelling", ["type", "rope_type"])
-@pytest.mark.parametrize("section", ["rope_scaling", "rope_parameters"])
-@pytest.mark.parametrize("kind", ["yarn", 4])
-def test_an_unknown_rope_type_is_named(
-    section: str, spelling: str, kind: object, tmp_path: Path
-) -> None:
-    folder = tiny("hf", tmp_path)
-    edit_json(folder / "config.json", **{section: {spelling: kind, "factor": 4.0}})
-    refusal(folder, f"config.json: {spelling} is {kind!r};", "default, linear and llama3")
 
 
 @pytest.mark.parametrize(

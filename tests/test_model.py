@@ -139,7 +139,7 @@ def test_an_unknown_scaling_is_refused():
 )
 def test_scalings_that_cannot_be_are_refused(scaling, message):
     with pytest.raises(ValueError, match=message):
-        RopeScaling(**scaling)
+        scaled(**scaling)
 
 
 @pytest.mark.parametrize(
