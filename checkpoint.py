@@ -12,6 +12,7 @@ from checkpoint_gguf import GGUFCheckpoint
 from checkpoint_gguf_header import MAGIC
 from checkpoint_gguf_parts import first_of
 from checkpoint_hf import HFCheckpoint
+from checkpoint_hf_files import holds_weights
 from checkpoint_meta import MetaCheckpoint
 from checkpoint_random import RandomCheckpoint
 from config import RANDOM_PREFIX, UserError
@@ -37,11 +38,13 @@ def open_checkpoint(path: Path) -> Checkpoint:
         return open_file(path)
     if not path.is_dir():
         raise UserError(f"{path}: no such file or folder; check --checkpoint_path")
-    if (path / "config.json").is_file():
+    folders = (path, path / "original")
+    meta_folder = next((each for each in folders if (each / "params.json").is_file()), None)
+    # Repositories of Llama 3 have config.json also where only original/ was fetched.
+    if (path / "config.json").is_file() and not (meta_folder and not holds_weights(path)):
         return HFCheckpoint(path)
-    for folder in (path, path / "original"):
-        if (folder / "params.json").is_file():
-            return MetaCheckpoint(path, folder)
+    if meta_folder:
+        return MetaCheckpoint(path, meta_folder)
     gguf_files = sorted(path.glob("*.gguf"))
     if file := first_of(gguf_files):
         return open_file(file)

@@ -200,6 +200,7 @@ class FileCheckpoint(Checkpoint):
     # the file, stacked.
     names: ClassVar[Mapping[str, Sequence[str]]]
     interleaved_rope: ClassVar[bool]
+    cure: ClassVar[str] = COMPLETE  # for tensors that are not those of the config
 
     dtype: torch.dtype | None
     weight_files: tuple[Path, ...]
@@ -247,7 +248,7 @@ class FileCheckpoint(Checkpoint):
         """
         if self.config.num_layers > len(shapes):
             cause = f"{self.config.num_layers} layers, but only {len(shapes)} tensors"
-            raise UserError(f"{self.path}: {cause}; {COMPLETE}")
+            raise UserError(f"{self.path}: {cause}; {self.cure}")
         expected = {s.name: s.shape for sources in self.sources().values() for s in sources}
         faults = {
             "missing": [name for name in expected if name not in shapes],
@@ -264,7 +265,7 @@ class FileCheckpoint(Checkpoint):
             if names
         ]
         if causes:
-            raise UserError(f"{self.path}: {'; '.join(causes)}; {COMPLETE}")
+            raise UserError(f"{self.path}: {'; '.join(causes)}; {self.cure}")
 
     def sources(self) -> dict[str, list[Source]]:
         """For each parameter of our model the tensors of the file that are stacked into it."""

@@ -1,28 +1,23 @@
-"""Hugging Face folders: config.json and safetensors, one file or shards with an index."""
+"""Hugging Face folders: config.json beside safetensors or .bin files, one or several."""
 
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
-from checkpoint_base import (
-    COMPLETE,
-    Fields,
-    FileCheckpoint,
-    main_dtype,
-    refusing,
-)
-from checkpoint_hf_config import read_config
-from checkpoint_safetensors_header import read_header
+from checkpoint_base import COMPLETE, Fields, FileCheckpoint, main_dtype
+from checkpoint_hf_config import ARCHITECTURES, read_config
+from checkpoint_hf_files import find_weights, load_header
 from config import UserError, printable
-from stored_tensor import DTYPES, DamagedFile, StoredTensor, check_regular, is_regular
+from stored_tensor import StoredTensor
 from tokenizer import open_tokenizer
 from tokenizer_base import Tokenizer
 
-INDEX_NAME = "model.safetensors.index.json"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class HFCheckpoint(FileCheckpoint):
-    """config.json beside safetensors files; q and k rows already are in the half-split layout."""
+    """config.json beside weights; q and k rows already are in the half-split layout."""
 
     names = {
         "embed_tokens": ["model.embed_tokens"],
@@ -45,28 +40,45 @@ class HFCheckpoint(FileCheckpoint):
         "lm_head": ["lm_head"],
     }
     interleaved_rope = False
+    cure = f"{COMPLETE}; supported are {', '.join(ARCHITECTURES)}"
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = folder_name(path)
         self.config = read_config(Fields.from_json(path / "config.json"))
-        self.weight_files = find_weight_files(path)
+        layout, self.weight_files = find_weights(path)
         self.stored: dict[str, StoredTensor] = {}
         for file in self.weight_files:
-            for name, tensor in load_header(file).items():
-                if self.is_left_out(name):
-                    continue
-                if name in self.stored:
-                    other = self.stored[name].file.name
-                    raise UserError(f"{file}: {printable(name)} is in {other} too")
-                self.stored[name] = tensor
+            self.add(file, load_header(file, layout))
+        head = self.stored.pop(HEAD, None) if self.config.tie_embeddings else None
+        if head:  # a tied matrix may be there twice, or under the name of the head alone
+            self.stored.setdefault(EMBEDDING, head)
         self.check({name: tensor.shape for name, tensor in self.stored.items()})
+        if head:
+            self.check_tied(head)
         self.dtype = main_dtype([(t.dtype, t.num_bytes) for t in self.stored.values()])
 
-    def is_left_out(self, name: str) -> bool:
-        """Buffers of old exports, and the copy of a tied head that some exports contain."""
-        is_tied_head = name == "lm_head.weight" and self.config.tie_embeddings
-        return is_tied_head or name.endswith("rotary_emb.inv_freq")
+    def add(self, file: Path, header: dict[str, StoredTensor]) -> None:
+        for name, tensor in header.items():
+            if name.endswith("rotary_emb.inv_freq"):  # a buffer of old exports
+                continue
+            if name in self.stored:
+                other = self.stored[name].file.name
+                raise UserError(f"{file}: {printable(name)} is in {other} too; {COMPLETE}")
+            self.stored[name] = tensor
+
+    def check_tied(self, head: StoredTensor) -> None:
+        """Refuse a head that is no copy of the embedding: the config or the files are wrong."""
+        embedding = self.stored[EMBEDDING]
+        if (head.file, head.offset) == (embedding.file, embedding.offset):
+            return
+        if (head.shape, head.dtype) == (embedding.shape, embedding.dtype):
+            copies = (each.read().contiguous().view(torch.uint8) for each in (head, embedding))
+            if torch.equal(*copies):
+                return
+        cause = f"tie_word_embeddings is true, but {HEAD} in {head.file.name} is no copy of"
+        cure = "set it to false if the head was trained"
+        raise UserError(f"{self.path / 'config.json'}: {cause} {EMBEDDING}; {cure}")
 
     def read_into(self, name: str, out: Tensor) -> None:
         self.stored[name].read_into(out)
@@ -81,48 +93,3 @@ def folder_name(folder: Path) -> str:
     if folder.parent.name == "snapshots":
         return folder.parent.parent.name.rpartition("--")[2]
     return folder.name
-
-
-def find_weight_files(folder: Path) -> tuple[Path, ...]:
-    """The set of safetensors files that holds the model; files outside it are not looked at."""
-    found = sorted(folder.glob("*.safetensors"))
-    index = folder / INDEX_NAME
-    if folder / "model.safetensors" in found:
-        return (folder / "model.safetensors",)
-    if index.is_file():
-        return shards_of(index)
-    if len(found) == 1:
-        return (found[0],)
-    if found:
-        raise UserError(f"{folder}: {len(found)} safetensors files and no {INDEX_NAME}; add it")
-    raise UserError(
-        f"{folder}: holds no safetensors file; convert its weights to model.safetensors"
-    )
-
-
-def shards_of(index: Path) -> tuple[Path, ...]:
-    weight_map = Fields.from_json(index).section("weight_map")
-    names = list(weight_map.values.values()) if weight_map else []
-    if not names:
-        raise UserError(f"{index}: names no file; {COMPLETE}")
-    for name in names:
-        if not isinstance(name, str) or not name or Path(name).name != name:
-            raise UserError(f"{index}: {printable(repr(name))} is no plain file name; {COMPLETE}")
-    shards = tuple(index.parent / name for name in sorted(set(names)))
-    missing = [shard.name for shard in shards if not is_regular(shard)]
-    if missing:
-        listed = ", ".join(printable(name) for name in missing[:3])
-        raise UserError(f"{index}: {len(missing)} files it names are missing: {listed}; {COMPLETE}")
-    return shards
-
-
-def load_header(file: Path) -> dict[str, StoredTensor]:
-    """The places of all tensors in a safetensors file; none is read."""
-    check_regular([file])
-    with refusing(file, (DamagedFile, OSError), COMPLETE):
-        header = read_header(file)
-    for name, tensor in header.items():
-        if tensor.dtype not in DTYPES:
-            cure = f"convert it to one of {', '.join(str(dtype) for dtype in DTYPES)}"
-            raise UserError(f"{file}: {printable(name)} is {tensor.dtype}; {cure}")
-    return header

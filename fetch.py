@@ -40,6 +40,7 @@ HUB_FILES = [
 ]
 # Subfolders hold exports, and Mistral's consolidated file is a second copy of the shards.
 HUB_COPIES = ["*/*", "consolidated*"]
+HUB_BIN_FILES = ["pytorch_model*.bin", "pytorch_model.bin.index.json"]
 HUB_META_FILES = ["*params.json", "*consolidated.*.pth", "*tokenizer.model"]
 
 
@@ -128,6 +129,8 @@ def check_sha256(name: str, found: str, expected: str) -> None:
 def fetch_from_hub(repo_id: str) -> Path:
     """The snapshot of a hub repository, only with the files that are read here.
 
+    Older formats of the weights are fetched only where there is no newer one.
+
     What is in the hub's cache is not fetched again, and is used without a network too.
     """
     import huggingface_hub  # noqa: PLC0415  (slow to import, and only needed here)
@@ -140,7 +143,11 @@ def fetch_from_hub(repo_id: str) -> Path:
             )
         )
         if not any(folder.glob("*.safetensors")):
-            huggingface_hub.snapshot_download(repo_id, allow_patterns=HUB_META_FILES)
+            huggingface_hub.snapshot_download(
+                repo_id, allow_patterns=HUB_BIN_FILES, ignore_patterns=HUB_COPIES
+            )
+            if not any(folder.glob(HUB_BIN_FILES[0])):
+                huggingface_hub.snapshot_download(repo_id, allow_patterns=HUB_META_FILES)
     except GatedRepoError as error:
         cure = "accept its licence on its page, then log in with `hf auth login`"
         raise UserError(f"{repo_id}: access to this model is restricted; {cure}") from error

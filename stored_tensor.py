@@ -131,8 +131,13 @@ def is_regular(file: Path) -> bool:
     return os.path.isfile(file)  # noqa: PTH113  (Path.is_file raises for a name that is too long)
 
 
+def is_there(file: Path) -> bool:
+    """Whether there is anything of this name; any name may be asked."""
+    return os.path.exists(file)  # noqa: PTH110  (Path.exists raises for a name that is too long)
+
+
 def check_regular(files: Iterable[Path]) -> None:
     """Refuse what is no regular file: opening a pipe waits for ever, a device may be endless."""
     for file in files:
-        if file.exists() and not is_regular(file):
+        if is_there(file) and not is_regular(file):
             raise UserError(f"{file}: is no regular file; give the path of a copy in a folder")

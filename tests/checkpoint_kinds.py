@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from checkpoint_shards import shard_meta
+from checkpoint_shards import pickle_hf, shard_meta
 from torch import Tensor
 
 from checkpoint import open_checkpoint
@@ -32,6 +32,8 @@ WRITERS: dict[str, Callable[[Path, ModelConfig, dict[str, Tensor]], Path]] = {
     "hf-shards": lambda folder, *model: write_hf(
         folder, *model, num_shards=3, files=TOKENIZER.hf_files
     ),
+    "hf-bin": lambda folder, *model: pickle_hf(WRITERS["hf"](folder, *model)),
+    "hf-bin-shards": lambda folder, *model: pickle_hf(WRITERS["hf-shards"](folder, *model)),
     "meta": lambda folder, *model: write_meta(folder, *model, files=TOKENIZER.meta_files),
     "meta-shards": lambda folder, *model: shard_meta(write_meta(folder, *model), 4),
     "meta-llama2-shards": lambda folder, *model: shard_meta(
@@ -80,7 +82,7 @@ def loaded_logits(path: Path, tokens: Tensor) -> Tensor:
     loaded = open_checkpoint(path)
     model = Transformer(loaded.config).requires_grad_(False)
     parameters = dict(model.named_parameters())
-    for name, tensor in loaded.tensors():
+    for name, tensor in loaded.weights("cpu", torch.float32):
         parameters.pop(name).copy_(tensor)
     assert not parameters
     caches = [CausalCache()] * loaded.config.num_layers

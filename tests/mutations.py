@@ -55,6 +55,13 @@ def read_pth(folder: Path) -> dict[str, Tensor]:
     return torch.load(folder / "consolidated.00.pth", weights_only=True)
 
 
+def read_bin(folder: Path) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.bin")):
+        tensors |= torch.load(file, weights_only=True)
+    return tensors
+
+
 def read_safetensors(folder: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
@@ -96,6 +103,8 @@ KINDS = {
         "hf-shards", "model-00002-of-00003.safetensors", damage_safetensors, read_safetensors
     ),
     "index": Kind("hf-shards", "model.safetensors.index.json", damage_json, read_safetensors),
+    "bin": Kind("hf-bin", "pytorch_model.bin", damage_bytes, read_bin),
+    "bin-index": Kind("hf-bin-shards", "pytorch_model.bin.index.json", damage_json, read_bin),
     "pth": Kind("meta", "consolidated.00.pth", damage_bytes, read_pth),
     "params.json": Kind("meta", "params.json", damage_json, read_pth),
     "tokenizer.model": Kind("meta", "tokenizer.model", damage_bytes, read_pth),

@@ -12,7 +12,8 @@ from config import UserError
 def weight_file(path: Path) -> Path:
     if path.is_file():
         return path
-    return min([*path.glob("*.safetensors"), *path.glob("*.pth"), *path.glob("*.gguf")])
+    patterns = ("*.safetensors", "*.bin", "*.pth", "*.gguf")
+    return min(file for pattern in patterns for file in path.glob(pattern))
 
 
 @every_format

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoint_kinds import tiny
-from checkpoint_shards import shard_meta
+from checkpoint_shards import pickle_hf, shard_meta
 from gguf import GGMLQuantizationType
 from loading_memory import measure_loading
 from torch import Tensor
@@ -48,6 +48,14 @@ def test_an_original_folder_is_found_under_the_name_of_its_parent(tmp_path: Path
     loaded = open_checkpoint(tmp_path / "Llama-3-8B")
     assert loaded.name == "Llama-3-8B"
     assert loaded.tokenizer().bos_id == 260
+
+
+def test_a_config_json_above_does_not_hide_an_original_folder(tmp_path: Path) -> None:
+    folder = tiny("hf", tmp_path)
+    tiny("meta", tmp_path / "meta").rename(folder / "original")
+    assert open_checkpoint(folder).weight_files == (folder / "model.safetensors",)
+    (folder / "model.safetensors").unlink()
+    assert open_checkpoint(folder).weight_files == (folder / "original/consolidated.00.pth",)
 
 
 def test_a_snapshot_of_the_hub_has_the_name_of_its_repository(tmp_path: Path) -> None:
@@ -178,6 +186,7 @@ LARGER_WRITERS: dict[str, Callable[[Path, ModelConfig, Weights], Path]] = {
     "hf": write_hf,
     "hf-shards": lambda folder, *model: write_hf(folder, *model, num_shards=3),
     "hf-float32": lambda folder, *model: write_hf(folder, *model, dtype=torch.float32),
+    "hf-bin": lambda folder, *model: pickle_hf(write_hf(folder, *model)),
     "meta": write_meta,
     "meta-shards": lambda folder, *model: shard_meta(write_meta(folder, *model), 4),
     "meta-llama2-shards": lambda folder, *model: shard_meta(

@@ -103,14 +103,6 @@ def test_a_missing_head_of_an_untied_model_is_refused(tmp_path: Path) -> None:
     refusal(folder, "tensors missing (1): lm_head.weight;")
 
 
-def test_a_copy_of_the_head_is_left_out_only_when_it_is_tied(tmp_path: Path) -> None:
-    folder = tiny("hf", tmp_path, TIED)
-    add_tensor(folder / "model.safetensors", "lm_head.weight", torch.zeros(320, 80))
-    assert "lm_head.weight" not in dict(open_checkpoint(folder).weights("cpu", torch.float32))
-    edit_json(folder / "config.json", tie_word_embeddings=False)
-    assert "lm_head.weight" in dict(open_checkpoint(folder).weights("cpu", torch.float32))
-
-
 def test_rope_buffers_of_old_exports_are_left_out(tmp_path: Path) -> None:
     folder = tiny("hf", tmp_path)
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
@@ -147,12 +139,6 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
     folder = tiny("hf-shards", tmp_path)
     add_tensor(folder / "model-00002-of-00003.safetensors", "lm_head.weight", torch.zeros(320, 80))
     refusal(folder, "lm_head.weight", "model-00001-of-00003.safetensors")
-
-
-def test_several_safetensors_files_need_an_index(tmp_path: Path) -> None:
-    folder = tiny("hf-shards", tmp_path)
-    (folder / "model.safetensors.index.json").unlink()
-    refusal(folder, "3 safetensors files", "model.safetensors.index.json")
 
 
 @pytest.mark.parametrize(
