@@ -22,6 +22,7 @@ from scripts.tiny_checkpoint import (
 
 Weights = dict[str, Tensor]
 TIED = dataclasses.replace(TINY, tie_embeddings=True)
+GROUPED = dataclasses.replace(TINY, num_heads=32, num_kv_heads=4, head_dim=8)
 LLAMA3 = RopeScaling(kind="llama3", factor=8.0, original_max_seq_len=256)
 
 
@@ -48,7 +49,9 @@ def test_tensors_are_the_written_ones_bit_for_bit(
 
 
 @every_format
-@pytest.mark.parametrize("config", [TINY, TIED], ids=["untied", "tied"])
+@pytest.mark.parametrize(
+    "config", [TINY, TIED, GROUPED], ids=["untied", "tied", "32 heads, 4 KV heads"]
+)
 def test_logits_are_those_of_the_written_weights(
     kind: str, config: ModelConfig, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from plain_llama import plain_logits
 from accounting import model_size_bytes
 from checkpoint import open_checkpoint
 from checkpoint_hf_config import ARCHITECTURES
+from config import UserError
 from engine import load_model
 from kv_cache import bytes_per_token
 from model import ModelConfig, RopeScaling
@@ -406,3 +407,35 @@ def test_yarn_needs_a_theta_above_1(tmp_path: Path) -> None:
     folder = tiny("hf", tmp_path, changed(rope_scaling=YARN))
     edit_json(folder / "config.json", rope_theta=1)
     refusal(folder, "config.json: rope_theta 1.0: numbers above 1 are supported")
+
+
+ODD_VALUES = [
+    *(None, True, False, 0, 1, -1, 2, 3.5, 1e308, 1e-308, 10**30, 10**400, float("nan")),
+    *(float("inf"), "", "16", "a\nb", [], [1], [[]], {}, {"a": 1}, {"factor": 2.0}),
+]
+
+
+@pytest.mark.parametrize("kind", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
+@pytest.mark.parametrize("scaling", [None, LINEAR, LLAMA3, YARN], ids=str)
+def test_any_value_under_any_key_is_read_or_refused_in_one_line(
+    kind: str, scaling: RopeScaling | None, tmp_path: Path
+) -> None:
+    folder = tiny("hf", tmp_path, changed(rope_scaling=scaling, qk_norm=kind[:4] == "Qwen"))
+    file = folder / "config.json"
+    settings = json.loads(file.read_text()) | {"sliding_window": 9, "use_sliding_window": True}
+    settings |= {"max_window_layers": 2, "layer_types": None, "rope_parameters": None}
+    rope = {"mscale": 1.0, "mscale_all_dim": 1.0, **(settings.pop("rope_scaling", None) or {})}
+    variants = [{**settings, key: odd} for key in settings for odd in ODD_VALUES]
+    variants += [
+        {**settings, "rope_scaling": {**rope, key: odd}} for key in rope for odd in ODD_VALUES
+    ]
+    num_refused = 0
+    for variant in variants:
+        file.write_text(json.dumps(variant))
+        try:
+            open_checkpoint(folder)
+        except UserError as error:
+            assert str(error).startswith(str(folder)), variant
+            assert "\n" not in str(error), variant
+            num_refused += 1
+    assert len(variants) // 3 < num_refused < len(variants)

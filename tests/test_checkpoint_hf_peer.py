@@ -17,11 +17,13 @@ import pytest
 import torch
 from checkpoint_kinds import edit_json, loaded_logits
 from checkpoint_shards import pickle_hf
+from material import default_model
 from safetensors.torch import load_file
 from torch import Tensor
 
+from checkpoint import open_checkpoint
 from model import ModelConfig
-from scripts.tiny_checkpoint import TINY, random_weights, write_hf
+from scripts.tiny_checkpoint import TINY, random_weights, weights_of, write_hf
 
 SCRIPT = Path(__file__).with_name("transformers_logits.py")
 PYTHON = os.environ.get("TRANSFORMERS_PYTHON") or (
@@ -96,6 +98,15 @@ CASES: dict[str, tuple[ModelConfig, dict[str, object]]] = {
 }
 
 
+def run_peer(ids: Mapping[Path, Tensor], scratch: Path) -> dict[Path, Tensor]:
+    """By transformers: logits [N, V] after each of a folder's ids [N]."""
+    requests, out = scratch / "ids.json", scratch / "logits.safetensors"
+    requests.write_text(json.dumps({str(folder): each.tolist() for folder, each in ids.items()}))
+    assert PYTHON
+    subprocess.run([PYTHON, str(SCRIPT), str(requests), str(out)], check=True)
+    return {Path(folder): logits for folder, logits in load_file(out).items()}
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folders = {}
@@ -113,12 +124,9 @@ def peer_logits(
     folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Tensor]:
     """By transformers, [N, V] of each case."""
-    requests, out = (tmp_path_factory.mktemp("peer") / name for name in ("ids.json", "logits"))
-    requests.write_text(json.dumps({str(folder): IDS.tolist() for folder in folders.values()}))
-    assert PYTHON
-    subprocess.run([PYTHON, str(SCRIPT), str(requests), str(out)], check=True)
-    logits = load_file(out)
-    return {name: logits[str(folder)] for name, folder in folders.items()}
+    requests = dict.fromkeys(folders.values(), IDS)
+    logits = run_peer(requests, tmp_path_factory.mktemp("peer"))
+    return {name: logits[folder] for name, folder in folders.items()}
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "a window" not in name])
@@ -138,3 +146,16 @@ def test_up_to_the_window_logits_are_those_of_transformers_and_not_beyond(
     print(f"{name}: {differences[:WINDOW].max():.1e}, one further {differences[WINDOW]:.1e}")
     assert differences[:WINDOW].max() < 1e-4
     assert differences[WINDOW] > 1e-3
+
+
+@pytest.mark.network
+@pytest.mark.slow
+def test_logits_of_the_default_model_are_those_of_transformers(tmp_path: Path) -> None:
+    source = open_checkpoint(default_model())
+    folder = write_hf(tmp_path / "default", source.config, weights_of(source))
+    generator = torch.Generator().manual_seed(2)
+    ids = torch.randint(source.config.vocab_size, (1, 300), generator=generator)
+    expected = run_peer({folder: ids[0]}, tmp_path)[folder]
+    difference = (loaded_logits(folder, ids)[0] - expected).abs().max()
+    print(f"default model: {difference:.1e}, logits up to {expected.abs().max():.0f}")
+    assert difference < 1e-4

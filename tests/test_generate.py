@@ -1,5 +1,6 @@
 """What a run of generate.py gives: text on stdout, progress on stderr, and a row."""
 
+import dataclasses
 import json
 import re
 import shlex
@@ -7,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from checkpoint_kinds import TOKENIZER
+from checkpoint_kinds import TOKENIZER, edit_json
 
 import generate
 from config import GenerateConfig
@@ -212,3 +213,38 @@ def test_a_compiled_run_gives_the_text_of_an_eager_one_and_the_time_it_took(run_
     assert run.row.compile
     assert run.row.compile_s > 0.1
     assert streamed.row.compile_s is None
+
+
+def test_rows_of_the_head_beyond_the_tokenizer_change_no_text(run_generate, streamed, tmp_path):
+    weights = random_weights(TINY)
+    padding = torch.full((64, TINY.hidden_size), 30.0).bfloat16()
+    padding[::2] *= -1  # of each sign: one of them would always be the likeliest id
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        weights[name] = torch.cat((weights[name], padding))
+    config = dataclasses.replace(TINY, vocab_size=TINY.vocab_size + 64)
+    folder = write_hf(tmp_path / "padded", config, weights, files=TOKENIZER.hf_files)
+    run = run_generate(*EXACT, "--max_new_tokens", 20, path=folder)
+    assert (run.code, run.stdout) == (0, streamed.stdout)
+
+
+def test_a_text_ends_at_the_sliding_window_with_a_note(run_generate, tmp_path):
+    weights = random_weights(TINY)
+    folder = write_hf(tmp_path / "mistral", TINY, weights, files=TOKENIZER.hf_files)
+    edit_json(folder / "config.json", architectures=["MistralForCausalLM"], sliding_window=50)
+    flags = ["--prompt_tokens", 40, "--max_new_tokens", 20, "--ignore_eos"]
+    run = run_generate(*flags, path=folder)
+    assert (run.code, run.row.new_tokens) == (0, 10)
+    assert "config.json: sliding_window 50: the context of 2048 ends there" in run.stderr
+    assert "40 prompt tokens + 20 new tokens exceed the model's context of 50" in run.stderr
+
+
+@pytest.mark.parametrize("options", [{"qkv_bias": True}, {"qk_norm": True}], ids=["Qwen2", "Qwen3"])
+def test_a_compiled_run_of_qwen_gives_the_text_of_an_eager_one(options, run_generate, tmp_path):
+    config = dataclasses.replace(TINY, **options)
+    folder = write_hf(tmp_path / "a", config, random_weights(config), files=TOKENIZER.hf_files)
+    texts = [
+        run_generate(*EXACT, "--max_new_tokens", 20, path=folder, eager=eager).stdout
+        for eager in (True, False)
+    ]
+    assert texts[0] == texts[1]
+    assert texts[0].startswith(PROMPT)
