@@ -1,49 +1,59 @@
-"""Flags as frozen dataclasses, the errors a user can cause, and exit codes. Imports no torch.
+"""Flags as frozen dataclasses, and the errors a user can cause. Imports no torch.
 
-A command is one dataclass, one `flag` per field, and `sys.exit(run(main, ItsConfig))`.
+A command is one dataclass, one `flag` per field, and `sys.exit(run(main, ItsConfig))`; `run` is in
+command.py.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import functools
-import io
-import json
-import logging
 import math
-import os
 import re
 import shlex
-import signal
-import sys
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, NoneType
+from types import NoneType
 from typing import Any, NoReturn, TypeVar, get_args
 
 CONTROLS = "\x00-\x1f\x7f-\x9f\u2028\u2029"  # for character classes: what may not stand in a row
 NOT_IN_A_ROW = re.compile(f"[{CONTROLS}\ud800-\udfff]")
-STOP_SIGNALS = [
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-]
 RANDOM_PREFIX = "random:"  # of a --checkpoint_path that names a shape instead of files
 METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
 C = TypeVar("C")
+R = TypeVar("R")
 MISSING = dataclasses.MISSING
 
 
 class UserError(Exception):
-    """A wrong request or file: one line naming the flag or file, the value and the cure. Exit 2."""
+    """A wrong request or file: one line naming the flag or file, the value and the cure. Exit 2.
+
+    Several arguments are several faults, a line each.
+    """
+
+    def __str__(self) -> str:
+        return "\n".join(self.args)
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP arrived. Exit 143."""
+class Faults:
+    """Lets every check of a request run, so that all that is wrong is told at once."""
 
+    def __init__(self) -> None:
+        self.causes: list[str] = []
 
-EXIT_CODES = ((UserError, 2), (Terminated, 143), (KeyboardInterrupt, 130), (Exception, 1))
+    def check(self, function: Callable[..., R], *args: Any) -> R | None:
+        """What the function gives; None where it refuses, which is noted."""
+        try:
+            return function(*args)
+        except UserError as error:
+            self.causes += [cause for cause in error.args if cause not in self.causes]
+            return None
+
+    def refuse(self) -> None:
+        """Raise one UserError with all that was noted; nothing happens where all was right."""
+        if self.causes:
+            raise UserError(*self.causes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +131,10 @@ def _words(item: dataclasses.Field, value: Any) -> list[str]:
     if text == item.metadata["flag"].bare:
         return [name]
     return [f"{name}={text}"] if text.startswith("-") else [name, text]
+
+
+def help_text(cls: type) -> str:
+    return _parser(cls).format_help()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -261,87 +275,14 @@ def _check_one_line(config: Any) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """One line about an error, as it stands on stderr, in `--json` and in a row."""
-    if isinstance(error, UserError | KeyboardInterrupt):
-        return printable(str(error), limit=1000)
+    """One line about an error, as it stands on stderr, in `--json` and in a row.
+
+    A line for each fault of a UserError.
+    """
+    if isinstance(error, UserError):
+        return "\n".join(printable(cause, limit=1000) for cause in error.args)
+    if isinstance(error, KeyboardInterrupt):
+        return printable(str(error))
     name = type(error).__name__
     first_line = str(error).strip().partition("\n")[0]
     return f"{name}: {printable(first_line)}" if first_line else name
-
-
-def failure(error: BaseException) -> dict[str, str]:
-    """The part of a `--json` document that says how a run ended."""
-    status = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
-    return {"status": status, "error": describe(error)}
-
-
-def exit_code(error: BaseException) -> int:
-    """2, 143, 130 or 1, as `EXIT_CODES` says."""
-    return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
-
-
-def run(main: Callable[[Any], int | None], cls: type, argv: Sequence[str] | None = None) -> int:
-    """Run one command and give its exit code; the last thing a process does.
-
-    `main(config)` returns an exit code or None (0). What it raises becomes one line on stderr, and
-    with `--json` the one document on stdout: so it raises before it prints its own. SIGINT, SIGTERM
-    and SIGHUP reach it as KeyboardInterrupt. Logging and signal handlers stay as set here.
-    """
-    argv = sys.argv[1:] if argv is None else argv
-    _open_streams()
-    logging.basicConfig(format="%(message)s")
-    logging.getLogger("kv_fast").setLevel(logging.INFO)
-    _raise_on_signals()
-    document = ""
-    try:
-        wants_help = "-h" in argv or "--help" in argv
-        code = (print(_parser(cls).format_help()) if wants_help else main(parse(cls, argv))) or 0
-        print(end="", flush=True)
-    except BrokenPipeError:
-        code = 1
-    except (Exception, KeyboardInterrupt) as error:
-        code = exit_code(error)
-        if "--debug" in argv:
-            traceback.print_exception(error)
-        with contextlib.suppress(OSError):
-            print("{status}: {error}".format(**failure(error)), file=sys.stderr, flush=True)
-        if "--json" in argv:
-            document = json.dumps(failure(error)) + "\n"
-    _finish_stdout(document)
-    return code
-
-
-def _open_streams() -> None:
-    """Make stdout and stderr usable: closed ones swallow all, and no character ends a run."""
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  (for the rest of the process)
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        with contextlib.suppress(OSError):
-            sys.stdout.reconfigure(errors="replace")
-
-
-def _raise_on_signals() -> None:
-    """Make the first signal an exception; a second one ends the process, native code or not."""
-
-    def stop(number: int, frame: FrameType | None) -> NoReturn:
-        for other in STOP_SIGNALS:
-            signal.signal(other, signal.SIG_DFL)
-        name = signal.Signals(number).name
-        raise KeyboardInterrupt(name) if number == signal.SIGINT else Terminated(name)
-
-    for number in STOP_SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or a shell's background job
-            signal.signal(number, stop)
-
-
-def _finish_stdout(document: str) -> None:
-    """Write the last words; if nobody reads, send them and what is buffered to the null device.
-
-    Source: https://docs.python.org/3/library/signal.html#note-on-sigpipe.
-    """
-    try:
-        print(document, end="", flush=True)
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

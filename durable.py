@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 
-from config import STOP_SIGNALS, UserError, printable
+from command import STOP_SIGNALS
+from config import UserError, printable
 
 if sys.platform != "win32":
     import fcntl

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from config import RANDOM_PREFIX, UserError, describe, flag, printable, run
+from command import run
+from config import RANDOM_PREFIX, UserError, describe, flag, printable
 
 CHECKPOINTS = Path(__file__).resolve().parent / "checkpoints"
 DEFAULT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -3,10 +3,16 @@
 python generate.py --kv_cache_quantization --max_new_tokens 4096
 """
 
+import sys
+
+from command import end_on_signals, run
+
+if __name__ == "__main__":
+    end_on_signals()  # before the imports that take a second
+
 import importlib
 import json
 import logging
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +23,7 @@ import accounting
 import fetch
 import machine
 from checkpoint import Checkpoint, open_checkpoint
-from config import GenerateConfig, UserError, run
+from config import GenerateConfig, UserError
 from durable import check_writable
 from engine import Engine, Sampling, load_model
 from kv_cache import describe_caches, make_caches

@@ -4,12 +4,18 @@ python quantize.py SRC DST --quantization int8
 """
 
 import sys
+
+from command import end_on_signals, run
+
+if __name__ == "__main__":
+    end_on_signals()  # before the imports that take a second
+
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 
 from torch import nn
 
-from config import UserError, flag, run
+from config import UserError, flag
 
 WEIGHT_FORMATS: dict[str, type[nn.Module]] = {}
 """A weight format is a linear class with `from_linear`, `forward` and `nbytes`."""

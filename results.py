@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from config import CONTROLS, GenerateConfig, UserError, flag, parse, plain_type, printable, run
+from command import run
+from config import CONTROLS, GenerateConfig, UserError, flag, parse, plain_type, printable
 from durable import ORIGIN, TORN, append_line
 
 SCHEMA = 1  # raised when a column changes its meaning, not when one is added

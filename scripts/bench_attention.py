@@ -5,27 +5,34 @@
 All methods of a line run in turns in one process; a figure is the median over --repeats.
 """
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from command import end_on_signals, run
+
+if __name__ == "__main__":
+    end_on_signals()  # before the imports that take a second
+
 import json
 import logging
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+import machine
+from config import UserError, flag, printable, repro_command
+from kernels import ops
+from kv_formats import FORMATS
+from scripts import attention_methods as methods
+from scripts.attention_methods import Case, Heads, Method, Pass
+from scripts.attention_table import table
+from stats import linear_fit, median, spread_pct
 
-import machine  # noqa: E402
-from config import UserError, flag, printable, repro_command, run  # noqa: E402
-from kernels import ops  # noqa: E402
-from kv_formats import FORMATS  # noqa: E402
-from scripts import attention_methods as methods  # noqa: E402
-from scripts.attention_methods import Case, Heads, Method, Pass  # noqa: E402
-from scripts.attention_table import table  # noqa: E402
-from stats import linear_fit, median, spread_pct  # noqa: E402
+ROOT = Path(__file__).resolve().parent.parent
 
 log = logging.getLogger("kv_fast")
 

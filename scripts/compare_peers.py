@@ -21,30 +21,37 @@ token. The last column tells whether the peer runs the same model: how many char
 are those of kv-fast with a bf16 cache. Near ties part the texts of two right engines too.
 """
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from command import end_on_signals, run
+
+if __name__ == "__main__":
+    end_on_signals()  # before the imports that take a second
+
 import json
 import logging
 import os
 import statistics
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
+
+from checkpoint import Checkpoint, open_checkpoint
+from checkpoint_gguf import GGUFCheckpoint
+from checkpoint_hf import HFCheckpoint
+from checkpoint_meta import MetaCheckpoint
+from config import GenerateConfig, UserError, flag, printable, to_argv
+from generate import text_of
+from request import resolve_request
+from scripts.peers.harness import Request
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "scripts" / "peers"
-sys.path.insert(0, str(ROOT))
-
-from checkpoint import Checkpoint, open_checkpoint  # noqa: E402
-from checkpoint_gguf import GGUFCheckpoint  # noqa: E402
-from checkpoint_hf import HFCheckpoint  # noqa: E402
-from checkpoint_meta import MetaCheckpoint  # noqa: E402
-from config import GenerateConfig, UserError, flag, printable, run, to_argv  # noqa: E402
-from generate import text_of  # noqa: E402
-from request import resolve_request  # noqa: E402
-from scripts.peers.harness import Request  # noqa: E402
 
 log = logging.getLogger("kv_fast")
 

@@ -7,22 +7,29 @@ OUT/summary.txt has a line per step, OUT/rows.txt the rows and OUT/bench.json th
 The exit code is 1 if any step failed.
 """
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from command import end_on_signals, run
+
+if __name__ == "__main__":
+    end_on_signals()  # before the imports that take a second
+
 import importlib.util
 import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+import machine
+from config import MISSING, UserError, flag, printable
 
-import machine  # noqa: E402
-from config import MISSING, UserError, flag, printable, run  # noqa: E402
+ROOT = Path(__file__).resolve().parent.parent
 
 BUDGET_S = 470
 """Of all steps; what does not get its turn in this time has failed."""

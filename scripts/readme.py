@@ -12,7 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from config import UserError, flag, run  # noqa: E402
+from command import run  # noqa: E402
+from config import UserError, flag  # noqa: E402
 from results import Row, read_rows  # noqa: E402
 from summary import FLAG_WORDS  # noqa: E402
 

@@ -6,11 +6,19 @@
 The weights are in memory once, under Hugging Face's names; see scripts/tiny_weights.py.
 """
 
-import json
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from command import end_on_signals, run
+
+if __name__ == "__main__":
+    end_on_signals()  # before the imports that take a second
+
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import gguf
@@ -19,14 +27,12 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from safetensors.torch import save_file
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from checkpoint import Checkpoint, open_checkpoint  # noqa: E402
-from config import MISSING, flag, run  # noqa: E402
-from fetch import resolve  # noqa: E402
-from model import ModelConfig, RopeScaling, rope_frequencies  # noqa: E402
-from scripts.tiny_tokenizer import tiny_tokenizer, tokenizer_of  # noqa: E402
-from scripts.tiny_weights import (  # noqa: E402
+from checkpoint import Checkpoint, open_checkpoint
+from config import MISSING, flag
+from fetch import resolve
+from model import ModelConfig, RopeScaling, rope_frequencies
+from scripts.tiny_tokenizer import tiny_tokenizer, tokenizer_of
+from scripts.tiny_weights import (
     TINY,
     interleaved_rows,
     random_weights,

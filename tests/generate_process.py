@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from checkpoint_kinds import TOKENIZER
 
-import config
 import generate
 import machine
+from command import run as run_command
 from config import GenerateConfig
 from results import Row, parse_row
 from scripts.tiny_checkpoint import TINY, random_weights, write_hf
@@ -57,7 +57,7 @@ def command(folder: Path, words: list[str], prepare: Callable[[], None]) -> None
         os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT), descriptor)
     machine.bandwidth_gb_s = lambda device: 10.0
     prepare()
-    sys.exit(config.run(generate.main, GenerateConfig, words))
+    sys.exit(run_command(generate.main, GenerateConfig, words))
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ OURS = {path.stem for path in ROOT.glob("*.py")} | {"kernels", "scripts"}
 
 # From bottom to top: a module imports only from the lines below it, or from its own line.
 LAYERS = [
-    {"config", "stats"},
+    {"config", "command", "stats"},
     {"durable", "kv_formats", "tokenizer_base"},
     {"kernels", "tokenizer_gguf", "tokenizer", "results"},
     {"model"},
@@ -68,10 +68,42 @@ def test_the_model_does_not_know_the_cache_nor_the_kernels_either(module, forbid
         assert not imported(path) & forbidden
 
 
-@pytest.mark.parametrize("module", ["config", "results", "stats", "durable"])
+@pytest.mark.parametrize("module", ["config", "command", "results", "stats", "durable"])
 def test_light_modules_do_not_import_torch(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+COMMANDS = [path for path in SOURCES if "sys.exit(run(main" in path.read_text()]
+
+
+def brings_torch(path: Path) -> bool:
+    """Whether importing a file imports torch, itself or by what it imports of ours."""
+    if "import torch" in path.read_text():
+        return True
+    names = [ROOT / f"{name}.py" for name in imported(path)]
+    return any(brings_torch(file) for file in names if file.exists())
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_command_heeds_signals_before_it_imports_torch(path):
+    text = path.read_text()
+    first = min(
+        (node.lineno for node in ast.walk(ast.parse(text)) if is_heavy_import(node)), default=None
+    )
+    if first is not None:
+        assert any("    end_on_signals()" in line for line in text.splitlines()[: first - 1])
+
+
+def is_heavy_import(node: ast.AST) -> bool:
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        names = [node.module or ""]
+    else:
+        return False
+    files = [ROOT / f"{name}.py" for name in names]
+    return "torch" in names or any(brings_torch(file) for file in files if file.exists())
 
 
 def faults(tree: ast.AST):

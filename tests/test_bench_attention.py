@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import machine
-from config import UserError, parse, run
+from command import run
+from config import UserError, parse
 from kernels import ops, reference
 from scripts import attention_methods, bench_attention
 from scripts.attention_methods import Case, Heads, Method

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-import config
 import durable
-from config import GenerateConfig, UserError, run
+from command import STOP_SIGNALS, run
+from config import GenerateConfig, UserError
 from durable import append_line, check_writable
 
 ROOT = Path(durable.__file__).parent
@@ -83,7 +83,7 @@ def test_a_lock_is_awaited_and_then_named(path, monkeypatch):
 
 @pytest.fixture
 def restored_signals():
-    handlers = {number: signal.getsignal(number) for number in config.STOP_SIGNALS}
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)

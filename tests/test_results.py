@@ -13,7 +13,8 @@ import pytest
 from test_durable import ORIGIN_ROW
 
 import results
-from config import GenerateConfig, repro_command, run
+from command import run
+from config import GenerateConfig, repro_command
 from results import COLUMNS, KINDS, Row, append, format_row, parse_row, read_rows
 
 ROOT = Path(results.__file__).parent
