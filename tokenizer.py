@@ -6,24 +6,31 @@ decoding is `tokenizer_base.py`'s. The vocabulary inside a GGUF file: `tokenizer
 
 import base64
 import itertools
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import sentencepiece
 import tiktoken
 import tokenizers
 
+from chat_template import LLAMA2_CHAT, LLAMA3_CHAT, ChatTemplate
 from config import UserError
 from tokenizer_base import (
     Tokenizer,
     all_stop_ids,
+    control_texts,
     piece_from_byte_level,
     piece_from_sentencepiece,
     quoted,
     reading,
+)
+from tokenizer_files import (
+    SideFile,
+    chat_template_of,
+    declared_stop_ids,
+    may_add_bos,
+    read_json,
 )
 
 MOST_GAPS = 1 << 20  # ids without a token: more are a damaged file, and cost memory
@@ -62,24 +69,21 @@ def open_tokenizer(folder: Path) -> Tokenizer:
         UserError: no tokenizer file, or one that cannot be read.
     """
     readers = {"tokenizer.json": _read_tokenizer_json, "tokenizer.model": _read_tokenizer_model}
-    is_meta = (folder / "params.json").is_file() and not (folder / "config.json").is_file()
-    for name in reversed(readers) if is_meta else readers:
+    for name in reversed(readers) if is_meta(folder) else readers:
         if (folder / name).is_file():
             with reading(folder / name):
                 return readers[name](folder)
     raise UserError(f"{folder}: no tokenizer.json and no tokenizer.model; copy either one there")
 
 
+def is_meta(folder: Path) -> bool:
+    return (folder / "params.json").is_file() and not (folder / "config.json").is_file()
+
+
 def _read_tokenizer_json(folder: Path) -> Tokenizer:
     path = folder / "tokenizer.json"
     piece_bytes, strips_leading_space = _decoding(path)
-    try:
-        library = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
-        raise UserError(f"{path}: {quoted(str(error))}; download it again") from None
-    library.no_truncation()
-    library.no_padding()
-    library.encode_special_tokens = True  # their text in a prompt is ordinary text
+    library = _load_library(path, path.read_text(encoding="utf-8"))
     ids = library.get_vocab()
     if not ids or max(ids.values()) > MOST_GAPS + len(ids):
         largest = max(ids.values(), default=0)
@@ -90,18 +94,43 @@ def _read_tokenizer_json(folder: Path) -> Tokenizer:
     control = {i for i, token in library.get_added_tokens_decoder().items() if token.special}
     special_ids = frozenset(control | {i for i, name in enumerate(names) if not name})
     return Tokenizer(
-        encode_text=lambda text: library.encode(text, add_special_tokens=False).ids,
+        encode_text=_encoder(library),
         pieces=[b"" if i in special_ids else piece_bytes(name) for i, name in enumerate(names)],
         bos_id=_bos_of_tokenizer_json(folder, library),
-        stop_ids=all_stop_ids(names, special_ids, _declared_stop_ids(folder, ids)),
+        stop_ids=all_stop_ids(names, special_ids, declared_stop_ids(folder, ids)),
         special_ids=special_ids,
         strips_leading_space=strips_leading_space,
+        control_ids=control_texts(names, special_ids),
+        encode_after_control=_encoder_after_control(path),
+        chat_template=chat_template_of(folder),
     )
+
+
+def _load_library(path: Path, text: str) -> tokenizers.Tokenizer:
+    try:
+        library = tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the library raises nothing narrower
+        raise UserError(f"{path}: {quoted(str(error))}; download it again") from None
+    library.no_truncation()
+    library.no_padding()
+    library.encode_special_tokens = True  # their text in a prompt is ordinary text
+    return library
+
+
+def _encoder(library: tokenizers.Tokenizer) -> Callable[[str], list[int]]:
+    return lambda text: library.encode(text, add_special_tokens=False).ids
+
+
+def _encoder_after_control(path: Path) -> Callable[[str], list[int]] | None:
+    """Metaspace puts a blank before the `first` word alone: behind a control token it is none."""
+    text = path.read_text(encoding="utf-8")
+    never = re.sub('("prepend_scheme": *)"first"', r'\1"never"', text)
+    return None if never == text else _encoder(_load_library(path, never))
 
 
 def _decoding(path: Path) -> tuple[Callable[[str], bytes], bool]:
     """How a tokenizer.json turns a token into bytes, and whether the first blank is dropped."""
-    decoder = _read_json(path).get("decoder") or {}
+    decoder = read_json(path).get("decoder") or {}
     steps = {step["type"]: step for step in decoder.get("decoders", [decoder]) if "type" in step}
     if "ByteLevel" in steps:
         return piece_from_byte_level, False
@@ -116,19 +145,18 @@ def _decoding(path: Path) -> tuple[Callable[[str], bytes], bool]:
 
 def _bos_of_tokenizer_json(folder: Path, library: tokenizers.Tokenizer) -> int | None:
     """The BOS this folder wants: by flag, else by what the file's post-processor puts in front."""
-    if not _may_add_bos(folder):
+    if not may_add_bos(folder):
         return None
     probe = library.encode("a")
     if probe.special_tokens_mask[:1] == [1]:
         return probe.ids[0]
-    path = folder / "tokenizer_config.json"
-    config = _read_json(path)
-    if not config.get("add_bos_token"):
+    config = SideFile(folder / "tokenizer_config.json")
+    if not config.flag("add_bos_token"):
         return None
-    bos_id = library.token_to_id(_token_text(config.get("bos_token")))
+    bos_id = library.token_to_id(config.token("bos_token"))
     if bos_id is None:
         raise UserError(
-            f"{path}: add_bos_token without a known bos_token; name a token as bos_token"
+            f"{config.path}: add_bos_token without a known bos_token; name a token as bos_token"
         )
     return bos_id
 
@@ -146,13 +174,23 @@ def _read_tokenizer_model(folder: Path) -> Tokenizer:
     except RuntimeError as error:
         raise UserError(f"{path}: {quoted(str(error))}; download it again") from None
     ids = {library.id_to_piece(i): i for i in range(len(library))}
-    declared = {*_declared_stop_ids(folder, ids), library.eos_id()} - {-1}
-    bos_id = library.bos_id() if library.bos_id() >= 0 and _may_add_bos(folder) else None
-    return sentencepiece_tokenizer(library, bos_id, declared)
+    declared = {*declared_stop_ids(folder, ids), library.eos_id()} - {-1}
+    bos_id = library.bos_id() if library.bos_id() >= 0 and may_add_bos(folder) else None
+    tokens = {
+        key: library.id_to_piece(i)
+        for key, i in (("bos_token", library.bos_id()), ("eos_token", library.eos_id()))
+        if i >= 0
+    }
+    known = ChatTemplate(str(path), LLAMA2_CHAT, tokens) if is_meta(folder) else None
+    template = chat_template_of(folder) or known
+    return sentencepiece_tokenizer(library, bos_id, declared, template)
 
 
 def sentencepiece_tokenizer(
-    library: sentencepiece.SentencePieceProcessor, bos_id: int | None, declared: Iterable[int]
+    library: sentencepiece.SentencePieceProcessor,
+    bos_id: int | None,
+    declared: Iterable[int],
+    chat_template: ChatTemplate | None,
 ) -> Tokenizer:
     """A SentencePiece model as a Tokenizer; `declared` are the stop ids its checkpoint names."""
     all_ids = range(len(library))
@@ -165,6 +203,8 @@ def sentencepiece_tokenizer(
         stop_ids=all_stop_ids(names, special_ids, declared),
         special_ids=special_ids,
         strips_leading_space=_drops_first_blank(library, names),
+        control_ids=control_texts(names, special_ids),
+        chat_template=chat_template,
     )
 
 
@@ -201,7 +241,9 @@ def _tiktoken_tokenizer(folder: Path, ranks: dict[bytes, int]) -> Tokenizer:
     )
     names = [""] * len(ranks) + LLAMA3_CONTROL
     special_ids = frozenset(range(len(ranks), len(names)))
-    ids = {names[i]: i for i in special_ids}
+    ids = control_texts(names, special_ids)
+    tokens = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}
+    known = ChatTemplate(str(folder), LLAMA3_CHAT, tokens) if is_meta(folder) else None
 
     def encode_text(text: str) -> list[int]:
         parts = _cut_blank_runs(text)
@@ -210,10 +252,12 @@ def _tiktoken_tokenizer(folder: Path, ranks: dict[bytes, int]) -> Tokenizer:
     return Tokenizer(
         encode_text=encode_text,
         pieces=sorted(ranks, key=ranks.__getitem__) + [b""] * len(LLAMA3_CONTROL),
-        bos_id=ids["<|begin_of_text|>"] if _may_add_bos(folder) else None,
-        stop_ids=all_stop_ids(names, special_ids, _declared_stop_ids(folder, ids)),
+        bos_id=ids["<|begin_of_text|>"] if may_add_bos(folder) else None,
+        stop_ids=all_stop_ids(names, special_ids, declared_stop_ids(folder, ids)),
         special_ids=special_ids,
         strips_leading_space=False,
+        control_ids=ids,
+        chat_template=chat_template_of(folder) or known,
     )
 
 
@@ -221,39 +265,3 @@ def _cut_blank_runs(text: str) -> Iterator[str]:
     """Cuts after every 25,000 blanks in a row, as Meta does: tiktoken dies of a longer run."""
     cuts = [match.end() for match in re.finditer(r"\s{25000}", text)]
     return (text[start:end] for start, end in itertools.pairwise([0, *cuts, len(text)]))
-
-
-def _declared_stop_ids(folder: Path, ids: dict[str, int]) -> Iterator[int]:
-    """The end ids that the files beside a tokenizer name, by id or by text."""
-    for name in ("config.json", "generation_config.json"):
-        value = _read_json(folder / name).get("eos_token_id")
-        eos_ids = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(isinstance(i, int) for i in eos_ids):
-            raise UserError(f"{folder / name}: eos_token_id is {quoted(value)}; give token ids")
-        yield from eos_ids
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        text = _token_text(_read_json(folder / name).get("eos_token"))
-        if text in ids:
-            yield ids[text]
-
-
-def _may_add_bos(folder: Path) -> bool:
-    return _read_json(folder / "tokenizer_config.json").get("add_bos_token") is not False
-
-
-def _token_text(token: str | dict[str, Any] | None) -> str:
-    """The text of a token that a config gives as text or as an object with `content`."""
-    return token.get("content", "") if isinstance(token, dict) else token or ""
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty where there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise UserError(f"{path}: not JSON ({error}); download it again") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: {quoted(value)} where an object should be; download it again")
-    return value

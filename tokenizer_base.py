@@ -5,14 +5,18 @@ what makes streaming exact and cheap for all kinds alike.
 """
 
 import codecs
+import itertools
+import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tokenizers.pre_tokenizers import ByteLevel
 
+from chat_template import ChatTemplate, Message
 from config import UserError, describe
 
 END_MARKERS = frozenset(
@@ -24,11 +28,30 @@ END_MARKERS = frozenset(
 def reading(source: Path | str) -> Iterator[None]:
     """Turn whatever a tokenizer library makes of a damaged file into one line naming it."""
     try:
-        yield
+        with _native_stderr_hidden():
+            yield
     except (UserError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic in Rust is no Exception
         raise UserError(f"{source}: {describe(error)}; download the tokenizer again") from None
+
+
+@contextmanager
+def _native_stderr_hidden() -> Iterator[None]:
+    """A panic in Rust prints itself before Python hears of it; nothing of ours prints meanwhile."""
+    stderr_fd = 2
+    try:
+        kept = os.dup(stderr_fd)
+    except OSError:  # stderr is closed
+        yield
+        return
+    try:
+        with tempfile.TemporaryFile() as hidden:
+            os.dup2(hidden.fileno(), stderr_fd)
+            yield
+    finally:
+        os.dup2(kept, stderr_fd)
+        os.close(kept)
 
 
 class TextStream:
@@ -67,6 +90,9 @@ class Tokenizer:
         stop_ids: the ids that end a text, from every place where the checkpoint names one.
         special_ids: control tokens, the unknown token and ids without one: never shown.
         strips_leading_space: the first blank of a text was added by `encode_text`.
+        control_ids: text of a control token -> its id, where a chat template writes one.
+        encode_after_control: `encode_text` for text behind a control token; None: the same.
+        chat_template: None where the checkpoint brings none.
     """
 
     encode_text: Callable[[str], list[int]]
@@ -75,6 +101,9 @@ class Tokenizer:
     stop_ids: frozenset[int]
     special_ids: frozenset[int]
     strips_leading_space: bool
+    control_ids: Mapping[str, int] = field(default_factory=dict)
+    encode_after_control: Callable[[str], list[int]] | None = None
+    chat_template: ChatTemplate | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -87,15 +116,53 @@ class Tokenizer:
         Raises:
             UserError: the text holds bytes that are not UTF-8 (lone surrogates in Python).
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(
-                f"prompt: character {error.start} is no valid text; pass the prompt as UTF-8"
-            ) from None
+        check_text(text)
         bos = [] if self.bos_id is None else [self.bos_id]
         with reading("tokenizer"):
             return bos + self.encode_text(text)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """The ids of a conversation up to where the assistant begins.
+
+        Control tokens are those that the template writes; their text inside a message stays text.
+        BOS stands in front once where the checkpoint wants one, whether or not the template
+        writes it.
+
+        Raises:
+            UserError: the checkpoint has no template, or it refuses the messages.
+        """
+        if self.chat_template is None:
+            raise UserError("--chat: the checkpoint has no chat template; leave the flag out")
+        texts = [message["content"] for message in messages]
+        for text in texts:
+            check_text(text)
+        mark = unused_character([*texts, self.chat_template.text])
+        control = self._control_pattern()
+        # The mark breaks the text of a control token, so that the rendered text has no such token.
+        safe = [control.sub(lambda m: m[0][0] + mark + m[0][1:], text) for text in texts]
+        rendered = self.chat_template.render(
+            [{**message, "content": text} for message, text in zip(messages, safe, strict=True)]
+        )
+        with reading("tokenizer"):
+            ids = self._encode_rendered(control.split(rendered), mark)
+        if self.bos_id is None or ids[:1] == [self.bos_id]:
+            return ids
+        return [self.bos_id, *ids]
+
+    def _control_pattern(self) -> re.Pattern[str]:
+        """Matches the text of a control token, the longest first; nothing where there are none."""
+        texts = sorted(self.control_ids, key=len, reverse=True)
+        return re.compile(f"({'|'.join(map(re.escape, texts)) or '(?!)'})")
+
+    def _encode_rendered(self, parts: Sequence[str], mark: str) -> list[int]:
+        """The ids of ordinary text and control tokens in turns."""
+        ids = []
+        encode = self.encode_text
+        for text, control in itertools.zip_longest(parts[::2], parts[1::2], fillvalue=""):
+            ids += encode(text.replace(mark, "")) if text else []
+            ids += [self.control_ids[control]] if control else []
+            encode = self.encode_after_control or encode
+        return ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`, without control tokens; bytes that are no UTF-8 give U+FFFD."""
@@ -108,6 +175,26 @@ class Tokenizer:
         for token_id in prompt_ids:
             stream.push(token_id)
         return stream
+
+
+def check_text(text: str) -> None:
+    """Refuse what is no UTF-8: lone surrogates in Python."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"prompt: character {error.start} is no valid text; pass the prompt as UTF-8"
+        ) from None
+
+
+def unused_character(texts: Sequence[str]) -> str:
+    """A character that occurs in none of the texts, of those that Unicode leaves to everybody."""
+    return next(c for c in map(chr, range(0xE000, 0xF900)) if not any(c in text for text in texts))
+
+
+def control_texts(names: Sequence[str], special_ids: Iterable[int]) -> dict[str, int]:
+    """The text of each control token, and its id; ids without a token have none."""
+    return {names[i]: i for i in special_ids if names[i]}
 
 
 def all_stop_ids(

@@ -5,7 +5,7 @@ absent, llama.cpp's default for that kind holds.
 """
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import sentencepiece
@@ -14,9 +14,16 @@ from tokenizers import AddedToken, Regex
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Sequence, Split
 
+from chat_template import ChatTemplate
 from config import UserError
 from tokenizer import LLAMA3_WORDS, sentencepiece_tokenizer
-from tokenizer_base import Tokenizer, all_stop_ids, piece_from_byte_level, quoted
+from tokenizer_base import (
+    Tokenizer,
+    all_stop_ids,
+    control_texts,
+    piece_from_byte_level,
+    quoted,
+)
 
 GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 # tokenizer.ggml.pre -> the patterns that cut text into words, one after the other, as in
@@ -30,6 +37,15 @@ WORDS = {
 }
 # Those that want a BOS by default and take a word that is a token whole, without its merges.
 LLAMA3_NAMES = ("llama-bpe", "llama3")
+
+TEMPLATE_KEY = "tokenizer.chat_template"
+# The part of a key before _token_id -> what a chat template calls that token.
+TOKEN_KEYS = {
+    "bos": "bos_token",
+    "eos": "eos_token",
+    "unknown": "unk_token",
+    "padding": "pad_token",
+}
 
 # tokenizer.ggml.token_type; SentencePiece has the same numbers.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -83,6 +99,8 @@ def _byte_level_tokenizer(fields: Mapping[str, Any]) -> Tokenizer:
         stop_ids=all_stop_ids(names, special_ids, _declared_stop_ids(fields)),
         special_ids=special_ids,
         strips_leading_space=False,
+        control_ids=control_texts(names, special_ids),
+        chat_template=_chat_template(fields),
     )
 
 
@@ -97,8 +115,9 @@ def _sentencepiece_tokenizer(fields: Mapping[str, Any]) -> Tokenizer:
         library = sentencepiece.SentencePieceProcessor(model_proto=_sentencepiece_model(fields))
     except RuntimeError as error:
         raise UserError(f"tokenizer.ggml.tokens: {quoted(str(error))}; download again") from None
+    bos_id = _bos_id(fields, wanted_by_default=True)
     return sentencepiece_tokenizer(
-        library, _bos_id(fields, wanted_by_default=True), _declared_stop_ids(fields)
+        library, bos_id, _declared_stop_ids(fields), _chat_template(fields)
     )
 
 
@@ -144,14 +163,44 @@ def _varint(value: int) -> bytes:
 
 
 def _bos_id(fields: Mapping[str, Any], wanted_by_default: bool) -> int | None:
-    if not fields.get("tokenizer.ggml.add_bos_token", wanted_by_default):
+    wanted = fields.get("tokenizer.ggml.add_bos_token", wanted_by_default)
+    if type(wanted) is not bool:
+        raise _error(fields, "add_bos_token", "true or false is needed")
+    if not wanted:
         return None
-    return _required(fields, "bos_token_id")
+    bos_id = _required(fields, "bos_token_id")
+    if type(bos_id) is not int or not 0 <= bos_id < len(_required(fields, "tokens")):
+        raise _error(fields, "bos_token_id", "the id of a token is needed")
+    return bos_id
 
 
-def _declared_stop_ids(fields: Mapping[str, Any]) -> Iterator[int]:
-    keys = (f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom"))
-    return (fields[key] for key in keys if key in fields)
+def _declared_stop_ids(fields: Mapping[str, Any]) -> list[int]:
+    ends = [f"{end}_token_id" for end in ("eos", "eot", "eom")]
+    values = {end: fields.get(f"tokenizer.ggml.{end}") for end in ends}
+    declared = {end: value for end, value in values.items() if value is not None}
+    for name, value in declared.items():
+        if type(value) is not int:
+            raise _error(fields, name, "the id of a token is needed")
+    return list(declared.values())
+
+
+def _chat_template(fields: Mapping[str, Any]) -> ChatTemplate | None:
+    """The template under its key, with the texts of the tokens that it may name."""
+    text = fields.get(TEMPLATE_KEY)
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise UserError(f"{TEMPLATE_KEY}: is {quoted(text)}; the text of a template is needed")
+    names = _required(fields, "tokens")
+    ids = {token: fields.get(f"tokenizer.ggml.{key}_token_id") for key, token in TOKEN_KEYS.items()}
+    known = range(len(names))
+    tokens = {token: names[i] for token, i in ids.items() if i in known}
+    return ChatTemplate(TEMPLATE_KEY, text, tokens)
+
+
+def _error(fields: Mapping[str, Any], name: str, cure: str) -> UserError:
+    key = f"tokenizer.ggml.{name}"
+    return UserError(f"{key}: is {quoted(fields.get(key))}; {cure}")
 
 
 def _required(fields: Mapping[str, Any], name: str) -> Any:

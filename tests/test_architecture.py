@@ -13,9 +13,9 @@ OURS = {path.stem for path in ROOT.glob("*.py")} | {"kernels", "scripts"}
 
 # From bottom to top: a module imports only from the lines below it, or from its own line.
 LAYERS = [
-    {"config", "command", "stats"},
-    {"durable", "kv_formats", "tokenizer_base"},
-    {"kernels", "tokenizer_gguf", "tokenizer", "results"},
+    {"config", "command", "chat_render", "stats"},
+    {"durable", "kv_formats", "chat_template", "tokenizer_base"},
+    {"kernels", "tokenizer_gguf", "tokenizer", "tokenizer_files", "results"},
     {"model"},
     {"kv_cache", "machine", "summary", "stored_tensor"},
     {"checkpoint_base", "checkpoint_gguf_header", "checkpoint_pth_header"},

