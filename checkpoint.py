@@ -17,6 +17,8 @@ from checkpoint_meta import MetaCheckpoint
 from checkpoint_random import RandomCheckpoint
 from config import RANDOM_PREFIX, UserError
 from stored_tensor import check_regular
+from tokenizer import open_tokenizer
+from tokenizer_base import Tokenizer
 
 __all__ = ["Checkpoint", "model_sha", "open_checkpoint"]
 
@@ -59,3 +61,19 @@ def open_file(file: Path) -> FileCheckpoint:
         if opened.read(len(MAGIC)) == MAGIC:
             return GGUFCheckpoint(file)
     raise UserError(f"{file}: is not a GGUF file; for other formats give the folder that holds it")
+
+
+def tokenizer_of(path: Path) -> Tokenizer | None:
+    """The tokenizer of a folder, whatever its weights are; None where no kind can be told.
+
+    Raises:
+        UserError: there is none, or it cannot be read.
+    """
+    for folder, file in (
+        (path, "config.json"),
+        (path, "params.json"),
+        (path / "original", "params.json"),
+    ):
+        if (folder / file).is_file():
+            return open_tokenizer(folder)
+    return None

@@ -211,6 +211,10 @@ class GenerateConfig:
     prompt_tokens: int | None = flag(
         None, minimum=1, help="this many random ordinary ids instead of a text"
     )
+    chat: bool = flag(
+        False, help="put the prompt as a user's message into the checkpoint's chat template"
+    )
+    system: str | None = flag(None, help="the system message of --chat")
     depth: int = flag(0, minimum=0, help="tokens already in the cache before the timed prompt")
     depth_fill: str = flag(
         "prefill",
@@ -258,6 +262,10 @@ class GenerateConfig:
         given = [name for name, is_given in sources.items() if is_given]
         if len(given) > 1:
             raise UserError(f"{' and '.join(given)}: exclude each other; give one")
+        if self.chat and self.prompt_tokens is not None:
+            raise UserError("--chat and --prompt_tokens: exclude each other; give a text")
+        if self.system is not None and not self.chat:
+            raise UserError("--system: has no effect without --chat; give both")
         if self.depth_fill == "synthetic" and not self.depth:
             raise UserError("--depth_fill synthetic: has no effect without --depth; give one")
         if self.write_result is not None:

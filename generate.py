@@ -13,57 +13,41 @@ if __name__ == "__main__":
 import importlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 
 import torch
 
 import accounting
-import fetch
 import machine
-from checkpoint import Checkpoint, open_checkpoint
-from config import GenerateConfig, UserError
-from durable import check_writable
+from config import GenerateConfig
 from engine import Engine, Sampling, load_model
 from kv_cache import describe_caches, make_caches
 from measure import Recording, Runner
+from preflight import Plan, preflight
 from report import Measured, make_row
-from request import Request, resolve_request
 from results import Row, append, format_row, to_json
-from summary import size_text, summary
-from tokenizer import Tokenizer
+from summary import summary
+from tokenizer_base import Tokenizer
 
 log = logging.getLogger("kv_fast")
 
 
 def main(config: GenerateConfig) -> None:
     """Check the request, load, warm up, measure, print, append one row."""
-    if config.write_result:
-        check_writable(config.write_result)
-    checkpoint = open_checkpoint(fetch.resolve(config.checkpoint_path))
-    check_apart(config.write_result, checkpoint)
-    tokenizer = checkpoint.tokenizer()
-    request = resolve_request(config, checkpoint.config, tokenizer)
-    device = machine.prepare_device(config.device, config.threads)
-    memory = promise_memory(config, request, checkpoint, device)
-    runner = make_runner(config, checkpoint, request, tokenizer, device)
-    printer = TextPrinter(tokenizer, request.prompt_ids) if streams_text(config) else None
+    plan = preflight(config)
+    memory = open_memory(config, plan)
+    runner = make_runner(config, plan)
+    prompt_ids, tokenizer = plan.request.prompt_ids, plan.tokenizer
+    streams = streams_text(config)
+    printer = TextPrinter(tokenizer, prompt_ids, is_chat=config.chat) if streams else None
     measured = measure(config, runner, memory, printer)
     if printer:
         printer.finish()
-    row = make_row(config, checkpoint, runner, measured)
-    texts = [text_of(r.ids, request.prompt_ids, tokenizer) for r in measured.recordings]
+    row = make_row(config, plan.checkpoint, runner, measured)
+    recordings = measured.recordings
+    texts = [text_of(r.ids, prompt_ids, tokenizer, is_chat=config.chat) for r in recordings]
     report(config, row, texts)
-
-
-def check_apart(write_result: Path | None, checkpoint: Checkpoint) -> None:
-    """Refuse to append a row to a checkpoint's own files."""
-    if write_result and checkpoint.path.resolve() in (
-        write_result.resolve(),
-        write_result.resolve().parent,
-    ):
-        raise UserError(f"--write_result {write_result}: is part of the checkpoint; name another")
 
 
 def shows_text(config: GenerateConfig) -> bool:
@@ -77,10 +61,13 @@ def streams_text(config: GenerateConfig) -> bool:
 
 
 class TextPrinter:
-    """Prints a prompt and the text of ids after it, as far as its characters are complete."""
+    """Prints the text of ids as far as its characters are complete, behind that of the prompt.
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> None:
-        self._unseen = tokenizer.decode(prompt_ids)
+    Of a chat the answer alone is shown, since a template stands around the prompt.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, is_chat: bool) -> None:
+        self._unseen = "" if is_chat else tokenizer.decode(prompt_ids)
         self._stream = tokenizer.stream(prompt_ids)
 
     def show(self, token_id: int) -> None:
@@ -91,55 +78,35 @@ class TextPrinter:
         print(self._stream.flush(), flush=True)
 
 
-def text_of(ids: Sequence[int], prompt_ids: Sequence[int], tokenizer: Tokenizer) -> str:
-    """The prompt and the text of new ids after it."""
+def text_of(
+    ids: Sequence[int], prompt_ids: Sequence[int], tokenizer: Tokenizer, *, is_chat: bool = False
+) -> str:
+    """What `TextPrinter` prints of the same ids, without the line's end."""
     stream = tokenizer.stream(prompt_ids)
-    return tokenizer.decode(prompt_ids) + "".join(map(stream.push, ids)) + stream.flush()
+    prompt = "" if is_chat else tokenizer.decode(prompt_ids)
+    return prompt + "".join(map(stream.push, ids)) + stream.flush()
 
 
-def promise_memory(
-    config: GenerateConfig, request: Request, checkpoint: Checkpoint, device: torch.device
-) -> machine.PeakMemory:
-    """Say what the run will hold before any of it is allocated, and open its memory windows.
-
-    Raises:
-        UserError: it cannot fit.
-    """
-    parts = accounting.expected_bytes(request, checkpoint.config, getattr(torch, config.dtype))
-    check_memory(parts, checkpoint.path, device)
+def open_memory(config: GenerateConfig, plan: Plan) -> machine.PeakMemory:
+    """Say what the run will hold before any of it is allocated, and open its memory windows."""
     if config.compile:
         # Its modules take 0.2 GB: part of the program, as torch is, not of what the run holds.
         importlib.import_module("torch._inductor.compile_fx")
-    memory = machine.PeakMemory(device)
-    whole = parts | {"Python and torch": memory.base_bytes}
+    memory = machine.PeakMemory(plan.device)
+    whole = {**plan.expected_bytes, "Python and torch": memory.base_bytes}
     log.info("expected peak memory: %s", accounting.describe_bytes(whole))
     return memory
 
 
-def check_memory(parts: Mapping[str, int], path: Path, device: torch.device) -> None:
-    """Refuse a run that cannot fit, with the numbers."""
-    free = machine.free_bytes(device)
-    if sum(parts.values()) > free:
-        raise UserError(
-            f"{path}: needs {accounting.describe_bytes(parts)}, {size_text(free / 1e9)} free;"
-            " fewer slots (--cache_size, --max_new_tokens) or --kv_cache_quantization need less"
-        )
-
-
-def make_runner(
-    config: GenerateConfig,
-    checkpoint: Checkpoint,
-    request: Request,
-    tokenizer: Tokenizer,
-    device: torch.device,
-) -> Runner:
+def make_runner(config: GenerateConfig, plan: Plan) -> Runner:
     """Load the weights and allocate the caches."""
-    model = load_model(checkpoint, device, getattr(torch, config.dtype))
-    caches = make_caches(model.config, request.formats, 1, request.cache_len, device)
+    request = plan.request
+    model = load_model(plan.checkpoint, plan.device, getattr(torch, config.dtype))
+    caches = make_caches(model.config, request.formats, 1, request.cache_len, plan.device)
     engine = Engine(model, caches, compile=config.compile, prefill_chunk=config.prefill_chunk)
     log.info("%s, attention: %s", describe_caches(caches), engine.attention)
-    vocab_size = min(tokenizer.vocab_size, model.config.vocab_size)
-    stop_ids = frozenset() if config.ignore_eos else tokenizer.stop_ids
+    vocab_size = min(plan.tokenizer.vocab_size, model.config.vocab_size)
+    stop_ids = frozenset() if config.ignore_eos else plan.tokenizer.stop_ids
     log.info("stop ids: %s", ", ".join(map(str, sorted(stop_ids))) or "none")
     return Runner(
         engine=engine,

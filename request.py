@@ -5,11 +5,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from config import GenerateConfig, UserError
+from chat_template import Message
+from config import Faults, GenerateConfig, UserError
 from kernels.slots import SLOT_TILE
 from kv_cache import parse_formats
 from model import ModelConfig
@@ -72,37 +74,67 @@ class Request:
         return hashlib.sha256(ids.tobytes()).hexdigest()[:12]
 
 
+class Inputs(NamedTuple):
+    """What a request says by itself, whatever the checkpoint.
+
+    Attributes:
+        formats: of K and of V, names in FORMATS.
+        text: of the prompt; '' where it is made of random ids.
+    """
+
+    formats: tuple[str, str]
+    text: str
+
+
+def read_inputs(config: GenerateConfig) -> Inputs:
+    """Check what can be checked without a checkpoint.
+
+    Raises:
+        UserError: unknown format, prompt that cannot be read; all of them.
+    """
+    spec = config.kv_cache_quantization
+    faults = Faults()
+    formats = faults.check(parse_formats, PLAIN_FORMAT[config.dtype] if spec is None else spec)
+    text = faults.check(_prompt_text, config)
+    faults.refuse()
+    assert formats is not None and text is not None
+    return Inputs(formats, text)
+
+
 def resolve_request(
-    config: GenerateConfig, model_config: ModelConfig, tokenizer: Tokenizer
+    config: GenerateConfig, inputs: Inputs, model_config: ModelConfig, tokenizer: Tokenizer
 ) -> Request:
     """Check what was asked for against the model.
 
     Raises:
-        UserError: unknown format, empty or unreadable prompt, ids or lengths that do not fit.
+        UserError: no prompt, ids or lengths that do not fit.
     """
-    spec = config.kv_cache_quantization
-    formats = parse_formats(PLAIN_FORMAT[config.dtype] if spec is None else spec)
     # Before any id is made: counts can be absurd.
-    check_room(config.depth + (config.prompt_tokens or 0), model_config.max_seq_len)
+    check_room(config, config.prompt_tokens or 0, model_config.max_seq_len)
     generator = torch.Generator().manual_seed(config.seed)
     known = range(min(tokenizer.vocab_size, model_config.vocab_size))
     ordinary = [i for i in known if i not in tokenizer.special_ids]
     synthetic_depth = config.depth if config.depth_fill == "synthetic" else 0
     depth_ids = random_ids(config.depth - synthetic_depth, ordinary, generator, tokenizer.bos_id)
-    prompt_ids = _prompt_ids(config, tokenizer, ordinary, generator)
+    prompt_ids = _prompt_ids(config, inputs.text, tokenizer, ordinary, generator)
+    if not prompt_ids:  # the last token of the depth has to run again, for its logits
+        last = random_ids(1, ordinary, generator, tokenizer.bos_id if config.depth == 1 else None)
+        depth_ids, prompt_ids = depth_ids[:-1], depth_ids[-1:] or last
+        synthetic_depth = max(0, synthetic_depth - 1)
     if (largest := max(depth_ids + prompt_ids)) >= model_config.vocab_size:
         raise UserError(
             f"--prompt: token id {largest} is beyond the model's vocabulary of"
             f" {model_config.vocab_size}; the tokenizer is not this checkpoint's"
         )
-    stored = config.depth + len(prompt_ids)
+    stored = len(depth_ids) + synthetic_depth + len(prompt_ids)
+    check_room(config, stored - config.depth, model_config.max_seq_len)
     new_tokens = clamp_new_tokens(stored, config.max_new_tokens, model_config.max_seq_len)
     return Request(
         depth_ids=depth_ids,
         prompt_ids=prompt_ids,
         new_tokens=new_tokens,
         cache_len=cache_slots(stored + new_tokens, config.cache_size),
-        formats=formats,
+        formats=inputs.formats,
         prefill_chunk=config.prefill_chunk,
         synthetic_depth=synthetic_depth,
     )
@@ -110,7 +142,6 @@ def resolve_request(
 
 def clamp_new_tokens(stored: int, new_tokens: int, max_seq_len: int) -> int:
     """As many new tokens as the model's context has room for, with a line if that is fewer."""
-    check_room(stored, max_seq_len)
     room = max_seq_len - stored
     if new_tokens > room:
         log.info(
@@ -123,12 +154,27 @@ def clamp_new_tokens(stored: int, new_tokens: int, max_seq_len: int) -> int:
     return min(new_tokens, room)
 
 
-def check_room(stored: int, max_seq_len: int) -> None:
-    if stored >= max_seq_len:
-        raise UserError(
-            f"--prompt, --depth: {stored} tokens or more leave no room in the model's context of"
-            f" {max_seq_len}; ask for fewer"
-        )
+def check_room(config: GenerateConfig, prompt_len: int, max_seq_len: int) -> None:
+    """Refuse a request that leaves no room for a new token, naming the flags that fill it.
+
+    Args:
+        config: its depth counts.
+        prompt_len: tokens of the prompt; 0 as long as it is unknown.
+        max_seq_len: that the checkpoint was made for.
+    """
+    stored = config.depth + prompt_len
+    if stored < max_seq_len:
+        return
+    flags = [f"--depth {config.depth}"] if config.depth else []
+    if config.prompt_tokens is not None:
+        flags.append(f"--prompt_tokens {config.prompt_tokens}")
+    elif prompt_len > 0:
+        name = "--prompt_file" if config.prompt_file else "--prompt"
+        flags.append(f"{name} of {prompt_len} tokens")
+    raise UserError(
+        f"{' and '.join(flags)}: {stored} tokens leave no room in the checkpoint's context of"
+        f" {max_seq_len}; ask for fewer"
+    )
 
 
 def cache_slots(needed: int, cache_size: int | None) -> int:
@@ -153,21 +199,34 @@ def random_ids(
 
 def _prompt_ids(
     config: GenerateConfig,
+    text: str,
     tokenizer: Tokenizer,
     ordinary: Sequence[int],
     generator: torch.Generator,
 ) -> tuple[int, ...]:
+    """The ids of the prompt; none where it is empty and the depth stands in front of it."""
     starts = config.depth == 0
     if config.prompt_tokens is not None:
         bos_id = tokenizer.bos_id if starts else None
         return random_ids(config.prompt_tokens, ordinary, generator, bos_id)
-    text = read_prompt(config.prompt_file) if config.prompt_file else config.prompt
-    ids = tokenizer.encode(text)
+    ids = tokenizer.encode_chat(messages(config, text)) if config.chat else tokenizer.encode(text)
     if not starts and ids[:1] == [tokenizer.bos_id]:
         ids = ids[1:]  # it stands at position 0, in front of the depth ids
-    if not ids:
+    if starts and not ids:
         raise UserError("--prompt: no tokens, and no BOS in front of them; give a text")
     return tuple(ids)
+
+
+def messages(config: GenerateConfig, text: str) -> list[Message]:
+    """The conversation of --chat."""
+    system = [] if config.system is None else [{"role": "system", "content": config.system}]
+    return [*system, {"role": "user", "content": text}]
+
+
+def _prompt_text(config: GenerateConfig) -> str:
+    if config.prompt_tokens is not None:
+        return ""
+    return read_prompt(config.prompt_file) if config.prompt_file else config.prompt
 
 
 def read_prompt(path: Path) -> str:

@@ -47,7 +47,7 @@ from checkpoint_hf import HFCheckpoint
 from checkpoint_meta import MetaCheckpoint
 from config import GenerateConfig, UserError, flag, printable, to_argv
 from generate import text_of
-from request import resolve_request
+from request import read_inputs, resolve_request
 from scripts.peers.harness import Request
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -118,7 +118,9 @@ class Comparison:
                 " scripts/tiny_checkpoint.py --source writes it"
             )
         self.tokenizer = checkpoint.tokenizer()
-        self.work = resolve_request(self.options("bf16"), checkpoint.config, self.tokenizer)
+        options = self.options("bf16")
+        inputs = read_inputs(options)
+        self.work = resolve_request(options, inputs, checkpoint.config, self.tokenizer)
 
     def sides(self) -> Mapping[str, Callable[[], Result]]:
         """Every side by name, the peer's first."""

@@ -25,7 +25,7 @@ LAYERS = [
     {"checkpoint", "fetch"},
     {"quantize", "engine", "request"},
     {"accounting", "measure"},
-    {"report"},
+    {"report", "preflight"},
     {"generate"},
     {"scripts"},
 ]

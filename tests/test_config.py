@@ -20,7 +20,8 @@ NASTY = [
 ]  # fmt: skip
 
 FLAGS = [
-    "checkpoint_path", "prompt", "prompt_file", "prompt_tokens", "depth", "depth_fill",
+    "checkpoint_path", "prompt", "prompt_file", "prompt_tokens", "chat", "system",
+    "depth", "depth_fill",
     "max_new_tokens", "cache_size", "kv_cache_quantization", "prefill_chunk", "dtype",
     "device", "compile", "temperature", "top_k", "seed",
     "num_samples", "ignore_eos", "threads", "write_result", "json",
@@ -52,6 +53,10 @@ def random_config(rng: random.Random) -> GenerateConfig:
     for name in rng.sample(sources, 2):
         del values[name]
     values["write_result"] = None
+    if values.get("prompt_tokens") is not None:
+        values["chat"] = False
+    if not values["chat"]:
+        values["system"] = None
     if not values["depth"]:
         values["depth_fill"] = "prefill"
     return GenerateConfig(**values)

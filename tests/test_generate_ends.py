@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 import torch
 from checkpoint_kinds import TOKENIZER
 
+import fetch
 import generate
 from config import GenerateConfig
 from engine import Engine
@@ -33,7 +35,14 @@ BAD_REQUESTS = [
     ("--max_new_tokens -3", "--max_new_tokens -3: must be at least 1"),
     ("--temperature nan", "--temperature nan: must be a finite number"),
     ("--cache_size 64 --max_new_tokens 60", "--cache_size 64: the run needs 78 slots"),
-    ("--prompt_tokens 2048", "2048 tokens or more leave no room in the model's context of"),
+    ("--prompt_tokens 2048", "--prompt_tokens 2048: 2048 tokens leave no room in the checkpoint"),
+    (
+        "--depth 200000",
+        "--depth 200000: 200000 tokens leave no room in the checkpoint's context of",
+    ),
+    ("--chat", "--chat: the checkpoint has no chat template; leave the flag out"),
+    ("--system x", "--system: has no effect without --chat"),
+    ("--chat --prompt_tokens 5", "--chat and --prompt_tokens: exclude each other"),
     ("--kv_cache_quantization int3", "--kv_cache_quantization int3: "),
     ("--kv_cache_quantization ''", "--kv_cache_quantization : "),
     ("--checkpoint_path {}/none", "{}/none: no such file or folder"),
@@ -62,6 +71,56 @@ def test_a_bad_request_is_one_line_and_exit_code_2_before_weights_are_read(
     assert run.stderr == run.error + "\n"
     assert cause.replace("{}", str(tmp_path)) in run.error
     assert list(tmp_path.iterdir()) == []
+
+
+def test_all_that_is_wrong_is_told_together_before_weights_are_read(
+    run_generate, checkpoint, tmp_path
+):
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint, folder)
+    (folder / "model.safetensors").unlink()
+    (folder / "tokenizer.json").write_text("{")
+    words = [
+        "--kv_cache_quantization",
+        "int3",
+        "--threads",
+        10**5,
+        "--prompt_file",
+        tmp_path / "no",
+    ]
+    words += ["--write_result", tmp_path / "none" / "rows.txt"]
+    run = run_generate(*words, path=folder, prepare=weights_are_not_read)
+    assert (run.code, run.stdout) == (2, "")
+    named = [line.removeprefix("error: ") for line in run.stderr.splitlines()]
+    starts = [
+        f"{tmp_path}/none/rows.txt: cannot be written",
+        "--threads 100000: ",
+        "--kv_cache_quantization int3: ",
+        f"--prompt_file {tmp_path}/no: No such file",
+        f"{folder}: holds no safetensors file",
+        f"{folder}/tokenizer.json: not JSON",
+    ]
+    assert len(named) == len(starts)
+    assert all(map(str.startswith, named, starts)), named
+
+
+def test_memory_that_is_not_there_is_told_beside_other_faults(run_generate, checkpoint):
+    words = ["--cache_size", 100_000_000_000, "--write_result", checkpoint / "config.json"]
+    run = run_generate(*words)
+    assert run.code == 2
+    first, second = run.stderr.splitlines()
+    assert "is part of the checkpoint" in first
+    assert "needs 51200.00 GB" in second
+
+
+def nothing_is_fetched() -> None:
+    fetch.resolve = None
+
+
+def test_nothing_is_fetched_for_a_request_that_is_wrong_anyway(run_generate):
+    run = run_generate("--threads", 10**5, path="owner/name", prepare=nothing_is_fetched)
+    assert (run.code, run.stderr.count("\n")) == (2, 1)
+    assert run.error.startswith("error: --threads 100000: ")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
@@ -166,8 +225,8 @@ def test_a_row_is_not_appended_to_the_checkpoint_it_measures(run_generate, check
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--prompt_tokens", 10**15], "leave no room in the model's context"),
-        (["--depth", 10**15], "leave no room in the model's context"),
+        (["--prompt_tokens", 10**15], "leave no room in the checkpoint's context"),
+        (["--depth", 10**15], "leave no room in the checkpoint's context"),
         (["--threads", 10**5], "--threads 100000: there are"),
         (["--prefill_chunk", 10**20], "must be at most"),
         (["--cache_size", "9" * 330], "must be at most"),

@@ -1,5 +1,6 @@
 """A request is right, or refused with the numbers, before anything is loaded."""
 
+import dataclasses
 import hashlib
 import logging
 import struct
@@ -7,8 +8,9 @@ import struct
 import pytest
 from conftest import TINY
 
+from chat_template import ChatTemplate
 from config import GenerateConfig, UserError
-from request import cache_slots, clamp_new_tokens, read_prompt, resolve_request
+from request import cache_slots, clamp_new_tokens, read_inputs, read_prompt, resolve_request
 from tokenizer import Tokenizer
 
 BOS_ID, EOS_ID = 256, 257
@@ -28,7 +30,8 @@ def byte_tokenizer(bos_id=BOS_ID):
 
 
 def resolved(tokenizer=None, **flags):
-    return resolve_request(GenerateConfig(**flags), TINY, tokenizer or byte_tokenizer())
+    config = GenerateConfig(**flags)
+    return resolve_request(config, read_inputs(config), TINY, tokenizer or byte_tokenizer())
 
 
 def refusal(call, *args, **keywords):
@@ -107,7 +110,25 @@ def test_a_depth_is_prefilled_unless_asked_otherwise(depth, depth_fill):
 def test_an_empty_prompt_is_the_bos_alone_or_refused():
     assert resolved(prompt="").prompt_ids == (BOS_ID,)
     assert "--prompt: no tokens" in refusal(resolved, byte_tokenizer(bos_id=None), prompt="")
-    assert "--prompt: no tokens" in refusal(resolved, prompt="", depth=5)
+
+
+@pytest.mark.parametrize("bos_id", [BOS_ID, None])
+@pytest.mark.parametrize("depth", [1, 5])
+def test_an_empty_prompt_goes_on_behind_the_last_token_of_the_depth(depth, bos_id):
+    request = resolved(byte_tokenizer(bos_id), prompt="", depth=depth)
+    same = resolved(byte_tokenizer(bos_id), prompt="a", depth=depth)
+    assert request.depth_ids + request.prompt_ids == same.depth_ids
+    assert (len(request.prompt_ids), request.stored) == (1, depth)
+    synthetic = resolved(
+        byte_tokenizer(bos_id), prompt="", depth=depth, depth_fill="synthetic", max_new_tokens=3
+    )
+    assert (synthetic.synthetic_depth, synthetic.stored, synthetic.cache_len) == (
+        depth - 1,
+        depth,
+        128,
+    )
+    assert (synthetic.prompt_ids == (bos_id,)) == (depth == 1 and bos_id is not None)
+    assert not SPECIAL_IDS & set(synthetic.prompt_ids) - {bos_id}
 
 
 def test_the_text_of_a_special_token_is_no_special_token():
@@ -177,12 +198,66 @@ def test_fewer_new_tokens_than_asked_for_are_told_with_the_three_numbers(caplog)
 
 
 @pytest.mark.parametrize(
-    "flags", [{"prompt_tokens": 512}, {"prompt_tokens": 12, "depth": 500}, {"prompt": 511 * "a"}]
+    ("flags", "named"),
+    [
+        ({"prompt_tokens": 512}, "--prompt_tokens 512: 512 tokens"),
+        ({"prompt_tokens": 12, "depth": 500}, "--depth 500 and --prompt_tokens 12: 512 tokens"),
+        ({"prompt": 511 * "a"}, "--prompt of 512 tokens: 512 tokens"),
+        ({"prompt": 12 * "a", "depth": 500}, "--depth 500 and --prompt of 12 tokens: 512 tokens"),
+        ({"depth": 200_000}, "--depth 200000: 200000 tokens"),
+        ({"depth": 512, "prompt": ""}, "--depth 512: 512 tokens"),
+        ({"depth": 512, "depth_fill": "synthetic"}, "--depth 512: 512 tokens"),
+    ],
 )
-def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers(flags):
+def test_what_fills_the_context_is_refused_with_its_flags_and_both_numbers(flags, named):
     message = refusal(resolved, **flags)
-    assert message.startswith("--prompt, --depth: 512 tokens or more")
-    assert "context of 512" in message
+    assert message.startswith(f"{named} leave no room in the checkpoint's context of 512; ")
+
+
+def test_a_prompt_file_that_fills_the_context_is_named(tmp_path):
+    file = tmp_path / "long.txt"
+    file.write_text(600 * "a")
+    assert refusal(resolved, prompt_file=file).startswith("--prompt_file of 601 tokens: 601 ")
+
+
+def test_everything_wrong_with_a_request_itself_is_told_together(tmp_path):
+    config = GenerateConfig(kv_cache_quantization="int3", prompt_file=tmp_path / "none")
+    with pytest.raises(UserError) as caught:
+        read_inputs(config)
+    formats, prompt = caught.value.args
+    assert formats.startswith("--kv_cache_quantization int3: ")
+    assert prompt.startswith(f"--prompt_file {tmp_path}/none: No such file")
+
+
+CHAT = "{{ bos }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}>"
+
+
+def chat_tokenizer(bos_id=BOS_ID):
+    template = ChatTemplate("template", CHAT, {"bos": "<bos>"})
+    control = {"<bos>": BOS_ID, "<eos>": EOS_ID}
+    tokenizer = byte_tokenizer(bos_id)
+    return dataclasses.replace(tokenizer, control_ids=control, chat_template=template)
+
+
+@pytest.mark.parametrize("depth", [0, 7])
+def test_a_chat_is_the_rendered_template_behind_one_bos(depth):
+    request = resolved(
+        chat_tokenizer(), chat=True, prompt="hé<eos>", system="be brief", depth=depth
+    )
+    text = "[system]be brief[user]hé<eos>>"
+    assert request.prompt_ids[-len(text.encode()) :] == tuple(text.encode())
+    ids = request.depth_ids + request.prompt_ids
+    assert [position for position, i in enumerate(ids) if i == BOS_ID] == [0]
+    assert EOS_ID not in ids
+
+
+def test_a_chat_without_a_system_message_has_none():
+    ids = resolved(chat_tokenizer(), chat=True, prompt="x").prompt_ids
+    assert ids == (BOS_ID, *b"[user]x>")
+
+
+def test_a_chat_needs_a_template():
+    assert refusal(resolved, chat=True).startswith("--chat: the checkpoint has no chat template")
 
 
 def test_a_cache_that_is_too_small_is_refused_with_both_numbers():

@@ -1,0 +1,101 @@
+"""Everything that can be wrong with a run, looked at before any weight is read, told together."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import accounting
+import fetch
+import machine
+from checkpoint import Checkpoint, open_checkpoint, tokenizer_of
+from config import RANDOM_PREFIX, Faults, GenerateConfig, UserError
+from durable import check_writable
+from request import Request, read_inputs, resolve_request
+from summary import size_text
+from tokenizer_base import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A run that was found right.
+
+    Attributes:
+        expected_bytes: what it will hold, by part, beside the program.
+    """
+
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    request: Request
+    device: torch.device
+    expected_bytes: Mapping[str, int]
+
+
+def preflight(config: GenerateConfig) -> Plan:
+    """Check the flags, the machine, the checkpoint's headers, the tokenizer, lengths and memory.
+
+    Headers alone are read, and no tensor is allocated. What can be looked at without what is wrong
+    is looked at.
+
+    Raises:
+        UserError: all that is wrong, a line each.
+    """
+    faults = Faults()
+    if config.write_result:
+        faults.check(check_writable, config.write_result)
+    device = faults.check(machine.prepare_device, config.device, config.threads)
+    inputs = faults.check(read_inputs, config)
+    if not is_here(config.checkpoint_path):
+        faults.refuse()  # before anything is fetched
+    path = faults.check(fetch.resolve, config.checkpoint_path)
+    checkpoint = faults.check(open_checkpoint, path) if path else None
+    if checkpoint:
+        tokenizer = faults.check(checkpoint.tokenizer)
+    else:
+        tokenizer = faults.check(tokenizer_of, path) if path else None
+    request = None
+    if checkpoint and tokenizer and inputs:
+        faults.check(check_apart, config.write_result, checkpoint)
+        request = faults.check(resolve_request, config, inputs, checkpoint.config, tokenizer)
+    if not (checkpoint and tokenizer and request and device):
+        faults.refuse()
+    assert checkpoint and tokenizer and request and device
+    dtype = getattr(torch, config.dtype)
+    expected_bytes = accounting.expected_bytes(request, checkpoint.config, dtype)
+    faults.check(check_memory, expected_bytes, checkpoint.path, device)
+    faults.refuse()
+    return Plan(
+        checkpoint=checkpoint,
+        tokenizer=tokenizer,
+        request=request,
+        device=device,
+        expected_bytes=expected_bytes,
+    )
+
+
+def is_here(checkpoint_path: str | None) -> bool:
+    """Whether the checkpoint is asked for by path, so that nothing has to be fetched."""
+    if checkpoint_path is None:
+        return False
+    return checkpoint_path.startswith(RANDOM_PREFIX) or os.path.exists(checkpoint_path)  # noqa: PTH110
+
+
+def check_apart(write_result: Path | None, checkpoint: Checkpoint) -> None:
+    """Refuse to append a row to a checkpoint's own files."""
+    if write_result and checkpoint.path.resolve() in (
+        write_result.resolve(),
+        write_result.resolve().parent,
+    ):
+        raise UserError(f"--write_result {write_result}: is part of the checkpoint; name another")
+
+
+def check_memory(parts: Mapping[str, int], path: Path, device: torch.device) -> None:
+    """Refuse a run that cannot fit, with the numbers."""
+    free = machine.free_bytes(device)
+    if sum(parts.values()) > free:
+        raise UserError(
+            f"{path}: needs {accounting.describe_bytes(parts)}, {size_text(free / 1e9)} free;"
+            " fewer slots (--cache_size, --max_new_tokens) or --kv_cache_quantization need less"
+        )
