@@ -1,12 +1,25 @@
 """Open a checkpoint of any supported format: its config, its tensors, its tokenizer.
 
+    python checkpoint.py PATH [--json]      prints what the tool sees in it
+
 The kind is found from the contents, never from a name: config.json makes a folder a Hugging Face
 one, params.json a Meta one, and the first bytes make a file GGUF. See checkpoint_base.Checkpoint
 for what all of them offer.
 """
 
+import sys
+
+from command import end_on_signals, run
+
+if __name__ == "__main__":
+    end_on_signals()  # before the imports that take a second
+
+import functools
+import json
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 
+import fetch
 from checkpoint_base import Checkpoint, FileCheckpoint, model_sha
 from checkpoint_gguf import GGUFCheckpoint
 from checkpoint_gguf_header import MAGIC
@@ -15,7 +28,8 @@ from checkpoint_hf import HFCheckpoint
 from checkpoint_hf_files import holds_weights
 from checkpoint_meta import MetaCheckpoint
 from checkpoint_random import RandomCheckpoint
-from config import RANDOM_PREFIX, UserError
+from checkpoint_summary import as_text, summarize
+from config import RANDOM_PREFIX, Faults, UserError, flag
 from stored_tensor import check_regular
 from tokenizer import open_tokenizer
 from tokenizer_base import Tokenizer
@@ -77,3 +91,33 @@ def tokenizer_of(path: Path) -> Tokenizer | None:
         if (folder / file).is_file():
             return open_tokenizer(folder)
     return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """Print what the tool sees in a checkpoint: architecture, shapes, rope, tensors, tokenizer."""
+
+    path: str = flag(MISSING, help="as --checkpoint_path of generate.py")
+    json: bool = flag(False, help="print one JSON document")
+    debug: bool = flag(False, help="show the traceback of an error")
+
+
+def main(config: CheckpointConfig) -> None:
+    """Check headers and tokenizer, and print what they say.
+
+    Raises:
+        UserError: all that is wrong, a line each.
+    """
+    path = fetch.resolve(config.path)
+    faults = Faults()
+    checkpoint = faults.check(open_checkpoint, path)
+    read = checkpoint.tokenizer if checkpoint else functools.partial(tokenizer_of, path)
+    tokenizer = faults.check(read)
+    faults.refuse()
+    assert checkpoint and tokenizer
+    document = summarize(checkpoint, tokenizer)
+    print(json.dumps(document) if config.json else as_text(document))
+
+
+if __name__ == "__main__":
+    sys.exit(run(main, CheckpointConfig))

@@ -132,7 +132,7 @@ class GGUFCheckpoint(FileCheckpoint):
     def tokenizer(self) -> Tokenizer:
         with reading(self.path):
             try:
-                return gguf_tokenizer(self.fields.values)
+                return gguf_tokenizer(self.fields.values, str(self.path))
             except UserError as error:  # it knows the keys, not the file
                 raise UserError(f"{self.path}: {error}") from error
 

@@ -106,6 +106,8 @@ def make_runner(config: GenerateConfig, plan: Plan) -> Runner:
     engine = Engine(model, caches, compile=config.compile, prefill_chunk=config.prefill_chunk)
     log.info("%s, attention: %s", describe_caches(caches), engine.attention)
     vocab_size = min(plan.tokenizer.vocab_size, model.config.vocab_size)
+    if padding := model.config.vocab_size - vocab_size:
+        log.info("%d ids of the vocabulary are not the tokenizer's: never generated", padding)
     stop_ids = frozenset() if config.ignore_eos else plan.tokenizer.stop_ids
     log.info("stop ids: %s", ", ".join(map(str, sorted(stop_ids))) or "none")
     return Runner(

@@ -190,7 +190,7 @@ def sentencepiece_tokenizer(
     library: sentencepiece.SentencePieceProcessor,
     bos_id: int | None,
     declared: Iterable[int],
-    chat_template: ChatTemplate | None,
+    chat_template: ChatTemplate | None = None,
 ) -> Tokenizer:
     """A SentencePiece model as a Tokenizer; `declared` are the stop ids its checkpoint names."""
     all_ids = range(len(library))

@@ -4,6 +4,7 @@ Keys and token types: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 absent, llama.cpp's default for that kind holds.
 """
 
+import dataclasses
 import struct
 from collections.abc import Mapping
 from typing import Any
@@ -52,11 +53,12 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 TOKEN_TYPES = {NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE}
 
 
-def gguf_tokenizer(fields: Mapping[str, Any]) -> Tokenizer:
+def gguf_tokenizer(fields: Mapping[str, Any], file: str = "GGUF metadata") -> Tokenizer:
     """The tokenizer that GGUF metadata describes.
 
     Args:
-        fields: the file's `tokenizer.ggml.*` keys with plain Python values.
+        fields: the file's `tokenizer.*` keys with plain Python values.
+        file: for messages about the chat template.
 
     Raises:
         UserError: a key is missing or inconsistent, or names a kind that is not supported.
@@ -70,7 +72,8 @@ def gguf_tokenizer(fields: Mapping[str, Any]) -> Tokenizer:
             f"tokenizer.ggml.token_type: {len(types)} types {quoted(sorted(set(types)))} for "
             f"{len(names)} tokens; download the file again"
         )
-    return READERS[kind](fields)
+    tokenizer = READERS[kind](fields)
+    return dataclasses.replace(tokenizer, chat_template=_chat_template(fields, file))
 
 
 def _byte_level_tokenizer(fields: Mapping[str, Any]) -> Tokenizer:
@@ -100,7 +103,6 @@ def _byte_level_tokenizer(fields: Mapping[str, Any]) -> Tokenizer:
         special_ids=special_ids,
         strips_leading_space=False,
         control_ids=control_texts(names, special_ids),
-        chat_template=_chat_template(fields),
     )
 
 
@@ -116,9 +118,7 @@ def _sentencepiece_tokenizer(fields: Mapping[str, Any]) -> Tokenizer:
     except RuntimeError as error:
         raise UserError(f"tokenizer.ggml.tokens: {quoted(str(error))}; download again") from None
     bos_id = _bos_id(fields, wanted_by_default=True)
-    return sentencepiece_tokenizer(
-        library, bos_id, _declared_stop_ids(fields), _chat_template(fields)
-    )
+    return sentencepiece_tokenizer(library, bos_id, _declared_stop_ids(fields))
 
 
 def _sentencepiece_model(fields: Mapping[str, Any]) -> bytes:
@@ -184,7 +184,7 @@ def _declared_stop_ids(fields: Mapping[str, Any]) -> list[int]:
     return list(declared.values())
 
 
-def _chat_template(fields: Mapping[str, Any]) -> ChatTemplate | None:
+def _chat_template(fields: Mapping[str, Any], file: str) -> ChatTemplate | None:
     """The template under its key, with the texts of the tokens that it may name."""
     text = fields.get(TEMPLATE_KEY)
     if text is None:
@@ -195,7 +195,7 @@ def _chat_template(fields: Mapping[str, Any]) -> ChatTemplate | None:
     ids = {token: fields.get(f"tokenizer.ggml.{key}_token_id") for key, token in TOKEN_KEYS.items()}
     known = range(len(names))
     tokens = {token: names[i] for token, i in ids.items() if i in known}
-    return ChatTemplate(TEMPLATE_KEY, text, tokens)
+    return ChatTemplate(f"{file}: {TEMPLATE_KEY}", text, tokens)
 
 
 def _error(fields: Mapping[str, Any], name: str, cure: str) -> UserError:

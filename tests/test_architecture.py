@@ -22,7 +22,7 @@ LAYERS = [
     {"checkpoint_gguf_parts", "checkpoint_safetensors_header"},
     {"checkpoint_hf_config", "checkpoint_hf_files"},
     {"checkpoint_hf", "checkpoint_meta", "checkpoint_gguf", "checkpoint_random"},
-    {"checkpoint", "fetch"},
+    {"checkpoint", "checkpoint_summary", "fetch"},
     {"quantize", "engine", "request"},
     {"accounting", "measure"},
     {"report", "preflight"},

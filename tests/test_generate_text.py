@@ -109,3 +109,4 @@ def test_ids_that_the_tokenizer_lacks_are_never_generated(temperature, run_gener
     assert open_tokenizer(path).vocab_size == 300 < TINY.vocab_size
     run = run_generate(*EXACT, "--temperature", temperature, "--ignore_eos", path=path)
     assert (run.code, run.row.new_tokens) == (0, 20)
+    assert "20 ids of the vocabulary are not the tokenizer's: never generated" in run.stderr
