@@ -7,7 +7,8 @@ decoding is `tokenizer_base.py`'s. The vocabulary inside a GGUF file: `tokenizer
 import base64
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import sentencepiece
@@ -26,14 +27,14 @@ from tokenizer_base import (
     reading,
 )
 from tokenizer_files import (
+    MOST_GAPS,
     SideFile,
+    added_tokens,
     chat_template_of,
     declared_stop_ids,
     may_add_bos,
     read_json,
 )
-
-MOST_GAPS = 1 << 20  # ids without a token: more are a damaged file, and cost memory
 
 # How Llama 3 cuts text into words: meta-llama/llama-models, models/llama3/tokenizer.py.
 LLAMA3_WORDS = (
@@ -173,42 +174,48 @@ def _read_tokenizer_model(folder: Path) -> Tokenizer:
         library = sentencepiece.SentencePieceProcessor(model_proto=data)
     except RuntimeError as error:
         raise UserError(f"{path}: {quoted(str(error))}; download it again") from None
-    ids = {library.id_to_piece(i): i for i in range(len(library))}
+    names = [library.id_to_piece(i) for i in range(len(library))]
+    names += added_tokens(folder, len(names))
+    ids = {name: i for i, name in enumerate(names)}
     declared = {*declared_stop_ids(folder, ids), library.eos_id()} - {-1}
     bos_id = library.bos_id() if library.bos_id() >= 0 and may_add_bos(folder) else None
-    tokens = {
-        key: library.id_to_piece(i)
-        for key, i in (("bos_token", library.bos_id()), ("eos_token", library.eos_id()))
-        if i >= 0
-    }
-    known = ChatTemplate(str(path), LLAMA2_CHAT, tokens) if is_meta(folder) else None
-    template = chat_template_of(folder) or known
-    return sentencepiece_tokenizer(library, bos_id, declared, template)
+    tokenizer = sentencepiece_tokenizer(library, names, bos_id, declared)
+    tokens = {"bos_token": library.bos_id(), "eos_token": library.eos_id()}
+    texts = {key: names[i] for key, i in tokens.items() if i >= 0}
+    known = ChatTemplate(str(path), LLAMA2_CHAT, texts) if is_meta(folder) else None
+    return replace(tokenizer, chat_template=chat_template_of(folder) or known)
 
 
 def sentencepiece_tokenizer(
     library: sentencepiece.SentencePieceProcessor,
+    names: Sequence[str],
     bos_id: int | None,
     declared: Iterable[int],
-    chat_template: ChatTemplate | None = None,
 ) -> Tokenizer:
-    """A SentencePiece model as a Tokenizer; `declared` are the stop ids its checkpoint names."""
-    all_ids = range(len(library))
-    names = [library.id_to_piece(i) for i in all_ids]
-    special_ids = frozenset(i for i in all_ids if library.is_control(i) or library.is_unknown(i))
+    """A SentencePiece model as a Tokenizer.
+
+    Args:
+        library: the model.
+        names: its pieces, and behind them control tokens that it does not know.
+        bos_id: as in `Tokenizer`.
+        declared: the stop ids that its checkpoint names.
+    """
+    known = range(len(library))
+    special = {i for i in known if library.is_control(i) or library.is_unknown(i)}
+    special_ids = frozenset(special | set(range(len(library), len(names))))
+    pieces = [piece_from_sentencepiece(name) for name in names]
     return Tokenizer(
         encode_text=library.encode,
-        pieces=[b"" if i in special_ids else piece_from_sentencepiece(names[i]) for i in all_ids],
+        pieces=[b"" if i in special_ids else piece for i, piece in enumerate(pieces)],
         bos_id=bos_id,
         stop_ids=all_stop_ids(names, special_ids, declared),
         special_ids=special_ids,
-        strips_leading_space=_drops_first_blank(library, names),
+        strips_leading_space=_drops_first_blank(library, names[: len(library)]),
         control_ids=control_texts(names, special_ids),
-        chat_template=chat_template,
     )
 
 
-def _drops_first_blank(library: sentencepiece.SentencePieceProcessor, names: list[str]) -> bool:
+def _drops_first_blank(library: sentencepiece.SentencePieceProcessor, names: Sequence[str]) -> bool:
     """Whether the model puts a blank before a text; decoding one word-start token tells."""
     word_start = next((i for i, name in enumerate(names) if name.startswith("▁")), None)
     if word_start is None:
@@ -218,7 +225,7 @@ def _drops_first_blank(library: sentencepiece.SentencePieceProcessor, names: lis
 
 def _tiktoken_ranks(path: Path, data: bytes) -> dict[bytes, int]:
     """The lines `base64 rank`; read here because tiktoken's own reader caches files by path."""
-    ranks = {}
+    ranks: dict[bytes, int] = {}
     for number, line in enumerate(data.splitlines(), start=1):
         try:
             token, rank = line.split()

@@ -198,7 +198,7 @@ def control_texts(names: Sequence[str], special_ids: Iterable[int]) -> dict[str,
 
 
 def all_stop_ids(
-    names: list[str], special_ids: frozenset[int], declared: Iterable[int]
+    names: Sequence[str], special_ids: frozenset[int], declared: Iterable[int]
 ) -> frozenset[int]:
     """The declared end ids, and the control tokens whose text is a known end marker."""
     return frozenset(declared) | {i for i in special_ids if names[i] in END_MARKERS}

@@ -13,6 +13,7 @@ from tokenizer_base import quoted
 TOKEN_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 TOKEN_KEYS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token")
 END_FILES = ("config.json", "generation_config.json")
+MOST_GAPS = 1 << 20  # ids without a token: more are a damaged file, and cost memory
 TEMPLATE_FILE = "chat_template.jinja"
 
 
@@ -73,13 +74,28 @@ def token_texts(folder: Path) -> dict[str, str]:
     return {key: text for key, text in texts.items() if text}
 
 
+def added_tokens(folder: Path, vocab_size: int) -> list[str]:
+    """The tokens that added_tokens.json puts behind a vocabulary; '' for ids in between.
+
+    Raises:
+        UserError: not a table of ids, or ids far beyond the vocabulary.
+    """
+    file = SideFile(folder / "added_tokens.json")
+    ids = {name: i for name in file.values for i in file.ids(name)}
+    added = {i: name for name, i in ids.items() if i >= vocab_size}
+    size = max(added, default=vocab_size - 1) + 1
+    if size - vocab_size > MOST_GAPS:
+        raise file.error(added[size - 1], "download it again")
+    return [added.get(i, "") for i in range(vocab_size, size)]
+
+
 def declared_stop_ids(folder: Path, ids: Mapping[str, int]) -> Iterator[int]:
     """The end ids that the files beside a tokenizer name, by id or by text."""
     for name in END_FILES:
         yield from SideFile(folder / name).ids("eos_token_id")
     for name in TOKEN_FILES:
         text = SideFile(folder / name).token("eos_token")
-        if text in ids:
+        if text and text in ids:
             yield ids[text]
 
 

@@ -118,7 +118,8 @@ def _sentencepiece_tokenizer(fields: Mapping[str, Any]) -> Tokenizer:
     except RuntimeError as error:
         raise UserError(f"tokenizer.ggml.tokens: {quoted(str(error))}; download again") from None
     bos_id = _bos_id(fields, wanted_by_default=True)
-    return sentencepiece_tokenizer(library, bos_id, _declared_stop_ids(fields))
+    names = _required(fields, "tokens")
+    return sentencepiece_tokenizer(library, names, bos_id, _declared_stop_ids(fields))
 
 
 def _sentencepiece_model(fields: Mapping[str, Any]) -> bytes:

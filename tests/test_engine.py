@@ -152,6 +152,14 @@ def test_a_second_prompt_in_one_process_gives_the_text_of_a_fresh_one(compile, t
         assert generated(used, prompt, 20) == generated(fresh, prompt, 20)
 
 
+def test_a_long_prompt_or_answer_after_a_short_one_is_that_of_a_fresh_process(tiny_model):
+    ids = torch.arange(400).mul(7).remainder(300).tolist()
+    used = make_engine(tiny_model, "int8", compile=True, cache_len=512)
+    for prompt, new_tokens in ((ids[:10], 5), (ids, 5), (ids[:10], 100)):
+        fresh = make_engine(tiny_model, "int8", compile=False, cache_len=512)
+        assert generated(used, prompt, new_tokens) == generated(fresh, prompt, new_tokens)
+
+
 @pytest.mark.parametrize("compile", [False, True])
 def test_the_layout_of_the_cache_changes_no_id(compile, tiny_model, monkeypatch):
     prompt = PROMPT * 5  # in chunks: 21 * 5 ids, the last chunk behind 100 of them

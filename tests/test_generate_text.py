@@ -72,41 +72,76 @@ def test_special_text_in_a_prompt_runs_and_stops_nothing(run_generate):
     assert run.row.prompt_len > len(prompt) / 2
 
 
-def always(token_id, weights=None):
-    """Weights of which every greedy token is this one: its row of the head answers the bias."""
-    weights = weights or random_weights(TINY)
-    weights["model.embed_tokens.weight"] = torch.ones_like(weights["model.embed_tokens.weight"])
+def chain(*ids):
+    """Weights of which each of these ids is followed by the next, and the last by itself.
+
+    The blocks add nothing, so an id's row of the embedding alone picks the next row of the head.
+    """
+    weights = random_weights(TINY)
     for name, weight in weights.items():
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
+        if name.endswith(
+            ("o_proj.weight", "down_proj.weight", "embed_tokens.weight", "head.weight")
+        ):
             weights[name] = torch.zeros_like(weight)
     weights["model.norm.weight"] = torch.ones_like(weights["model.norm.weight"])
-    weights["lm_head.weight"] = torch.zeros_like(weights["lm_head.weight"])
-    weights["lm_head.weight"][token_id] = 1
+    for channel, (token_id, following) in enumerate(zip(ids, [*ids[1:], ids[-1]], strict=True)):
+        weights["model.embed_tokens.weight"][token_id, channel] = 1
+        weights["lm_head.weight"][following, channel] = 1
     return weights
 
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
-def test_every_stop_id_of_every_file_stops(file, run_generate, tmp_path):
-    path = with_files(tmp_path / "model", weights=always(65))
-    assert run_generate(*EXACT, path=path).row.new_tokens == 20
+def test_with_stop_ids_5_and_9_and_9_at_step_4_there_are_4_tokens(file, run_generate, tmp_path):
+    path = with_files(tmp_path / "model", weights=chain(ord("x"), 66, 67, 68, 9))
+    run = partial(run_generate, *EXACT, "--prompt", "x", path=path)
+    assert run().row.new_tokens == 20
     values = json.loads((path / file).read_text())
-    (path / file).write_text(json.dumps({**values, "eos_token_id": [5, 65]}))
-    run = run_generate(*EXACT, path=path)
-    assert run.row.new_tokens == 1
-    assert run.stderr.count("stop ids: ") == 1
-    assert " 65, " in run.stderr.partition("stop ids: ")[2].partition("\n")[0] + ", "
-    ignored = run_generate(*EXACT, "--ignore_eos", path=path)
-    assert (ignored.row.new_tokens, ignored.row.ignore_eos) == (20, True)
+    (path / file).write_text(json.dumps({**values, "eos_token_id": [5, 9]}))
+    stopped = run()
+    assert stopped.row.new_tokens == 4
+    assert stopped.stdout == "xBCD\t\n"
+    assert stopped.stderr.count("stop ids: 5, 9, ") == 1
+
+
+def test_no_text_of_a_special_token_is_in_the_output(run_generate, checkpoint, tmp_path):
+    control = open_tokenizer(checkpoint).control_ids
+    ids = [control["<|start_header_id|>"], 66, control["<|eot_id|>"]]
+    path = with_files(tmp_path / "model", weights=chain(ord("x"), *ids))
+    run = run_generate(*EXACT, "--prompt", "x", path=path)
+    assert (run.stdout, run.row.new_tokens) == ("xB\n", 3)
+    ignored = run_generate(*EXACT, "--prompt", "x", "--ignore_eos", path=path)
+    assert (ignored.stdout, ignored.row.new_tokens) == ("xB\n", 20)
+
+
+def test_with_eos_ignored_every_sample_has_exactly_200_tokens(run_generate, tmp_path):
+    end_ids = {"generation_config.json": {"eos_token_id": list(range(160))}}
+    path = with_files(tmp_path / "model", **end_ids)
+    flags = ["--max_new_tokens", 200, "--num_samples", 2]
+    row = run_generate(*flags, "--ignore_eos", path=path).row
+    assert (row.new_tokens, row.ignore_eos, row.num_samples) == (200, True, 2)
+    assert "ragged" not in row.flags
+    assert run_generate(*flags, path=path).row.new_tokens < 200
+
+
+def test_a_small_cache_of_a_long_context_has_the_bytes_of_its_slots(run_generate):
+    run = run_generate("--cache_size", 512, "--max_new_tokens", 100, path="random:tiny")
+    # 2 layers, 2 KV heads, K and V, 64 values of 2 bytes; the context is 2^21
+    assert run.row.cache_len == 512
+    assert run.row.kv_cache_gb == pytest.approx(512 * 2 * 2 * 2 * 64 * 2 / 1e9, abs=5e-5)
+    needed = run_generate("--prompt_tokens", 30, "--max_new_tokens", 100, path="random:tiny")
+    assert needed.row.cache_len == 256  # 130, in steps of 128
+    assert "[1, 2, 256, 64]" in needed.stderr
 
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_ids_that_the_tokenizer_lacks_are_never_generated(temperature, run_generate, tmp_path):
-    path = with_files(tmp_path / "model", weights=always(319))
+    path = with_files(tmp_path / "model", weights=chain(ord("x"), *range(319, 299, -1)))
     spec = json.loads((path / "tokenizer.json").read_text())
     spec["model"]["vocab"] = {t: i for t, i in spec["model"]["vocab"].items() if i < 300}
     spec["added_tokens"] = [token for token in spec["added_tokens"] if token["id"] < 300]
     (path / "tokenizer.json").write_text(json.dumps(spec))
     assert open_tokenizer(path).vocab_size == 300 < TINY.vocab_size
-    run = run_generate(*EXACT, "--temperature", temperature, "--ignore_eos", path=path)
+    words = [*EXACT, "--temperature", temperature, "--ignore_eos", "--prompt", "x"]
+    run = run_generate(*words, path=path)
     assert (run.code, run.row.new_tokens) == (0, 20)
     assert "20 ids of the vocabulary are not the tokenizer's: never generated" in run.stderr

@@ -75,6 +75,29 @@ def test_the_end_token_of_a_sentencepiece_model_stops_whatever_its_text(tmp_path
     assert open_tokenizer(tmp_path).stop_ids == {2}
 
 
+def test_added_tokens_json_puts_control_tokens_behind_a_sentencepiece_model(tmp_path: Path) -> None:
+    added = {"<|im_start|>": 400, "<|im_end|>": 402, "<s>": 1}
+    write(tmp_path, {"tokenizer.model": sentencepiece_model(), "added_tokens.json": added})
+    tokenizer = open_tokenizer(tmp_path)
+    assert tokenizer.vocab_size == 403
+    assert tokenizer.special_ids == {0, 1, 2, 400, 401, 402}
+    assert tokenizer.stop_ids == {2, 402}
+    assert tokenizer.control_ids["<|im_start|>"] == 400
+    assert not {400, 402} & set(tokenizer.encode("a <|im_start|>"))
+    assert tokenizer.decode([400, 401, 402]) == ""
+
+
+@pytest.mark.parametrize("value", ["x", 10**9, 1.5, None])
+def test_added_tokens_that_are_no_ids_are_named(value: Any, tmp_path: Path) -> None:
+    added = {"<|a|>": value}
+    write(tmp_path, {"tokenizer.model": sentencepiece_model(), "added_tokens.json": added})
+    if value is None:
+        assert open_tokenizer(tmp_path).vocab_size == 400
+        return
+    with pytest.raises(UserError, match=r"added_tokens.json: <\|a\|> is "):
+        open_tokenizer(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("beside", "vocab_size"),
     [
