@@ -73,7 +73,7 @@ def open_tokenizer(folder: Path) -> Tokenizer:
     for name in reversed(readers) if is_meta(folder) else readers:
         if (folder / name).is_file():
             with reading(folder / name):
-                return readers[name](folder)
+                return replace(readers[name](folder), source=str(folder / name))
     raise UserError(f"{folder}: no tokenizer.json and no tokenizer.model; copy either one there")
 
 

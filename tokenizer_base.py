@@ -93,6 +93,7 @@ class Tokenizer:
         control_ids: text of a control token -> its id, where a chat template writes one.
         encode_after_control: `encode_text` for text behind a control token; None: the same.
         chat_template: None where the checkpoint brings none.
+        source: the file, for messages.
     """
 
     encode_text: Callable[[str], list[int]]
@@ -104,6 +105,7 @@ class Tokenizer:
     control_ids: Mapping[str, int] = field(default_factory=dict)
     encode_after_control: Callable[[str], list[int]] | None = None
     chat_template: ChatTemplate | None = None
+    source: str = "tokenizer"
 
     @property
     def vocab_size(self) -> int:
@@ -118,7 +120,7 @@ class Tokenizer:
         """
         check_text(text)
         bos = [] if self.bos_id is None else [self.bos_id]
-        with reading("tokenizer"):
+        with reading(self.source):
             return bos + self.encode_text(text)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
@@ -143,7 +145,7 @@ class Tokenizer:
         rendered = self.chat_template.render(
             [{**message, "content": text} for message, text in zip(messages, safe, strict=True)]
         )
-        with reading("tokenizer"):
+        with reading(self.source):
             ids = self._encode_rendered(control.split(rendered), mark)
         if self.bos_id is None or ids[:1] == [self.bos_id]:
             return ids

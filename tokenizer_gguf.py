@@ -73,7 +73,7 @@ def gguf_tokenizer(fields: Mapping[str, Any], file: str = "GGUF metadata") -> To
             f"{len(names)} tokens; download the file again"
         )
     tokenizer = READERS[kind](fields)
-    return dataclasses.replace(tokenizer, chat_template=_chat_template(fields, file))
+    return dataclasses.replace(tokenizer, chat_template=_chat_template(fields, file), source=file)
 
 
 def _byte_level_tokenizer(fields: Mapping[str, Any]) -> Tokenizer:
