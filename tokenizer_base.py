@@ -8,7 +8,6 @@ import codecs
 import itertools
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -46,7 +45,7 @@ def _native_stderr_hidden() -> Iterator[None]:
         yield
         return
     try:
-        with tempfile.TemporaryFile() as hidden:
+        with open(os.devnull, "wb") as hidden:  # noqa: PTH123
             os.dup2(hidden.fileno(), stderr_fd)
             yield
     finally:
