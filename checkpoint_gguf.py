@@ -9,12 +9,8 @@ import torch
 from gguf import GGMLQuantizationType
 from torch import Tensor
 
-from checkpoint_base import (
-    COMPLETE,
-    Fields,
-    FileCheckpoint,
-    main_dtype,
-)
+from checkpoint_base import FileCheckpoint, main_dtype
+from checkpoint_fields import COMPLETE, Fields
 from checkpoint_gguf_header import Entry
 from checkpoint_gguf_parts import model_name, read_parts
 from config import UserError, printable

@@ -8,7 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from checkpoint_base import COMPLETE, refusing
+from checkpoint_base import listed
+from checkpoint_fields import COMPLETE, refusing
 from checkpoint_gguf_header import Entry, read_header
 from config import UserError, printable
 from stored_tensor import DamagedFile, check_regular
@@ -73,10 +74,10 @@ def part_files(path: Path, count: object) -> tuple[Path, ...]:
     numbers = range(1, int(match["count"]) + 1)
     total = match["count"]
     files = tuple(path.with_name(f"{match['name']}-{n:05}-of-{total}.gguf") for n in numbers)
-    missing = [file.name for file in files if not file.exists()]
+    missing = [file for file in files if not file.exists()]
     if missing:
-        listed = ", ".join(printable(name) for name in missing[:3])
-        raise UserError(f"{path}: {len(missing)} of {len(files)} parts are missing: {listed}")
+        cause = f"{len(missing)} of {len(files)} parts are missing: {listed(missing)}"
+        raise UserError(f"{path}: {cause}; {COMPLETE}")
     return files
 
 

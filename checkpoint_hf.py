@@ -5,9 +5,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from checkpoint_base import COMPLETE, Fields, FileCheckpoint, main_dtype
+from checkpoint_base import FileCheckpoint, load_header, main_dtype
+from checkpoint_fields import COMPLETE, Fields
 from checkpoint_hf_config import ARCHITECTURES, read_config
-from checkpoint_hf_files import find_weights, load_header
+from checkpoint_hf_files import find_weights
 from config import UserError, printable
 from stored_tensor import StoredTensor
 from tokenizer import open_tokenizer
@@ -49,7 +50,7 @@ class HFCheckpoint(FileCheckpoint):
         layout, self.weight_files = find_weights(path)
         self.stored: dict[str, StoredTensor] = {}
         for file in self.weight_files:
-            self.add(file, load_header(file, layout))
+            self.add(file, load_header(file, layout.read_header, layout.cure))
         head = self.stored.pop(HEAD, None) if self.config.tie_embeddings else None
         if head:  # a tied matrix may be there twice, or under the name of the head alone
             self.stored.setdefault(EMBEDDING, head)

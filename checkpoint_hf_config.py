@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from checkpoint_base import COMPLETE, Fields, refusing
+from checkpoint_fields import COMPLETE, Fields, refusing
 from model import ModelConfig, RopeScaling
 
 log = logging.getLogger("kv_fast")

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import checkpoint_pth_header
 import checkpoint_safetensors_header
-from checkpoint_base import COMPLETE, Fields, refusing
+from checkpoint_base import listed
+from checkpoint_fields import COMPLETE, Fields
+from checkpoint_pth_header import RESAVE
 from config import UserError, printable
-from stored_tensor import DTYPES, DamagedFile, StoredTensor, check_regular, is_there
+from stored_tensor import StoredTensor, check_regular, is_there
 
 log = logging.getLogger("kv_fast")
 
-RESAVE = "re-save its tensors as safetensors"
 OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pth", "*.pt", "*.gguf")
-NUM_LISTED = 3
 
 
 @dataclass(frozen=True)
@@ -120,24 +120,3 @@ def note_choice(folder: Path, files: Sequence[Path]) -> None:
     others = sorted(found.difference(files))
     if others:
         log.info("%s: reads %s, not %s", folder, listed(files), listed(others))
-
-
-def listed(files: Sequence[Path]) -> str:
-    names = ", ".join(printable(file.name) for file in files[:NUM_LISTED])
-    return f"{names} and {len(files) - NUM_LISTED} more" if len(files) > NUM_LISTED else names
-
-
-def load_header(file: Path, layout: Layout) -> dict[str, StoredTensor]:
-    """The places of all tensors in one file; none is read, and no code out of it runs.
-
-    Raises:
-        UserError: the file is damaged, or holds anything but dense tensors of `DTYPES`.
-    """
-    check_regular([file])
-    with refusing(file, (DamagedFile, OSError), layout.cure):
-        header = layout.read_header(file)
-    for name, tensor in header.items():
-        if tensor.dtype not in DTYPES:
-            cure = f"convert it to one of {', '.join(str(dtype) for dtype in DTYPES)}"
-            raise UserError(f"{file}: {printable(name)} is {tensor.dtype}; {cure}")
-    return header

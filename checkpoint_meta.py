@@ -6,16 +6,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from checkpoint_base import COMPLETE, Fields, FileCheckpoint, main_dtype, refusing
+from checkpoint_base import FileCheckpoint, load_header, main_dtype
+from checkpoint_fields import COMPLETE, Fields
 from checkpoint_hf import folder_name
-from checkpoint_pth_header import read_header
+from checkpoint_pth_header import RESAVE, read_header
 from config import UserError, printable
 from model import ModelConfig, RopeScaling
-from stored_tensor import DTYPES, DamagedFile, StoredTensor, check_regular
+from stored_tensor import StoredTensor
 from tokenizer import open_tokenizer
 from tokenizer_base import Tokenizer
 
-RESAVE = "re-save its tensors as safetensors in the Hugging Face layout"
 # The last part of a matrix's name -> the dimension that shards divide; norms are in all of them.
 # Source: meta-llama/llama-models, models/llama3/model.py, its column and row parallel layers.
 SPLIT_DIMS = {"wq": 0, "wk": 0, "wv": 0, "wo": 1, "w1": 0, "w2": 1, "w3": 0, "output": 0}
@@ -50,7 +50,7 @@ class MetaCheckpoint(FileCheckpoint):
         fields = Fields.from_json(folder / "params.json")
         self.hidden_size = fields.integer("dim")
         self.weight_files = find_weight_files(folder)
-        self.shards = [load(file) for file in self.weight_files]
+        self.shards = [load_header(file, read_header, RESAVE) for file in self.weight_files]
         check_shards_agree(self.weight_files, self.shards)
         check_num_shards(fields, self.shards)
         shapes = {name: self.merged_shape(name) for name in self.shards[0]}
@@ -106,21 +106,7 @@ def find_weight_files(folder: Path) -> tuple[Path, ...]:
         if name not in found:
             cause = f"has {len(found)} consolidated.*.pth files, but not {name}"
             raise UserError(f"{folder}: {cause}; {COMPLETE}")
-    files = tuple(folder / name for name in names)
-    check_regular(files)
-    return files
-
-
-def load(file: Path) -> dict[str, StoredTensor]:
-    """The places of the tensors of a .pth file; runs no code out of the pickle."""
-    with refusing(file, (DamagedFile, OSError), RESAVE):
-        stored = read_header(file)
-    for name, tensor in stored.items():
-        if tensor.dtype not in DTYPES:
-            kinds = ", ".join(str(dtype) for dtype in DTYPES)
-            cause = f"{printable(name)} is {tensor.dtype}, not one of {kinds}"
-            raise UserError(f"{file}: {cause}; {RESAVE}")
-    return stored
+    return tuple(folder / name for name in names)
 
 
 def check_shards_agree(files: Sequence[Path], shards: Sequence[dict[str, StoredTensor]]) -> None:

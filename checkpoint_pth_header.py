@@ -18,6 +18,9 @@ import torch
 
 from stored_tensor import DamagedFile, StoredTensor, start_of
 
+RESAVE = "re-save its tensors as safetensors in the Hugging Face layout"
+"""The cure for a file that cannot be read here."""
+
 ZIP_MAGIC = b"PK\x03\x04"
 LOCAL_HEADER_BYTES = 30
 MAX_PICKLE_BYTES = 100_000_000

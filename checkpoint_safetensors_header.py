@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from checkpoint_base import json_object
+from checkpoint_fields import json_object
 from stored_tensor import DamagedFile, StoredTensor, start_of
 
 MAX_HEADER_BYTES = 100_000_000

@@ -91,11 +91,9 @@ def test_sdpa_reads_as_many_slots_as_ours():
 
 def test_the_origins_way_is_attention_over_what_is_stored():
     call, (q, k, v) = call_of(attention_methods.origin(CASE))
-    # start_pos 42: one query at a time sees the 42 slots
+    at, scale = torch.tensor([42, 42]), 1 / math.sqrt(16)  # one query at a time sees the 42 slots
     expected = [
-        reference.stored_attention(
-            q[:, :, t : t + 1], k, v, torch.tensor([42, 42]), "int8", "int8", 1 / math.sqrt(16)
-        )[0]
+        reference.stored_attention(q[:, :, t : t + 1], k, v, at, "int8", "int8", scale)[0]
         for t in range(3)
     ]
     torch.testing.assert_close(call().float(), torch.cat(expected, 2), atol=3e-2, rtol=3e-2)

@@ -1,0 +1,100 @@
+"""Settings out of a checkpoint's files, by key; what is missing or senseless is refused by name."""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from config import UserError, describe, printable
+from model import ModelConfig
+from stored_tensor import DamagedFile
+
+COMPLETE = "complete the download, or take another checkpoint"
+
+
+@contextmanager
+def refusing(file: Path, errors: tuple[type[Exception], ...], cure: str) -> Iterator[None]:
+    """Turn a library's complaint about `file` into one line for the user."""
+    try:
+        yield
+    except errors as error:
+        is_ours = isinstance(error, DamagedFile)
+        cause = printable(str(error), limit=400) if is_ours else describe(error)
+        raise UserError(f"{file}: {cause}; {cure}") from error
+
+
+class Fields:
+    """Settings read from one file, by key; a missing or senseless one is refused by name."""
+
+    def __init__(self, file: Path, values: dict[str, Any]) -> None:
+        self.file = file
+        self.values = values
+
+    @classmethod
+    def from_json(cls, file: Path) -> "Fields":
+        with refusing(file, (OSError, DamagedFile), COMPLETE):
+            return cls(file, json_object(file.read_bytes()))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value as it stands; null counts as missing."""
+        value = self.values.get(key)
+        return default if value is None else value
+
+    def section(self, key: str) -> "Fields | None":
+        """The object under `key`; None when it is missing or null."""
+        value = self.get(key)
+        if value is not None and not isinstance(value, dict):
+            raise self.error(key, "an object is needed")
+        return None if value is None else Fields(self.file, value)
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self.get(key, default)
+        if type(value) is not int or value < 1:
+            raise self.error(key, "a whole number above 0 is needed")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key, default)
+        if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
+            raise self.error(key, "a number above 0 is needed")
+        return float(value)
+
+    def boolean(self, key: str, *, default: bool) -> bool:
+        value = self.get(key, default)
+        if type(value) is not bool:
+            raise self.error(key, "true or false is needed")
+        return value
+
+    def error(self, key: str, cause: str) -> UserError:
+        found = f"is {printable(repr(self.values[key]))}" if key in self.values else "is missing"
+        return UserError(f"{self.file}: {key} {found}; {cause}")
+
+    def model_config(self, **settings: Any) -> ModelConfig:
+        try:
+            return ModelConfig(**settings)
+        except ValueError as error:
+            raise UserError(f"{self.file}: {error}; take another checkpoint") from error
+
+
+def json_object(data: bytes) -> dict[str, Any]:
+    """The one JSON object that `data` holds, in UTF-8; no key of it or inside it occurs twice."""
+
+    def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) != len(pairs):
+            twice = next(key for key, count in Counter(k for k, _ in pairs).items() if count > 1)
+            raise DamagedFile(f'"{twice}" occurs twice')
+        return values
+
+    try:
+        values = json.loads(data.decode("utf-8"), object_pairs_hook=table)
+    except DamagedFile:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise DamagedFile(f"is not JSON ({error})") from error
+    if not isinstance(values, dict):
+        raise DamagedFile("is not a JSON object")
+    return values
