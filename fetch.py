@@ -35,6 +35,7 @@ HUB_FILES = [
     "generation_config.json",
     "tokenizer*",
     "special_tokens_map.json",
+    "added_tokens.json",
     "chat_template*",
     "*.safetensors",
     "model.safetensors.index.json",

@@ -213,7 +213,7 @@ def test_only_files_that_are_read_are_fetched(
             model-00001-of-00002.safetensors model-00002-of-00002.safetensors
             model.safetensors.index.json | README.md pytorch_model-00001-of-00002.bin
             consolidated.safetensors onnx/model.safetensors original/consolidated.00.pth""",
-        "owner/bin": """config.json pytorch_model-00001-of-00002.bin
+        "owner/bin": """config.json added_tokens.json pytorch_model-00001-of-00002.bin
             pytorch_model-00002-of-00002.bin pytorch_model.bin.index.json | training_args.bin
             original/consolidated.00.pth old/pytorch_model.bin""",
         "owner/meta": """params.json consolidated.00.pth tokenizer.model | README.md
