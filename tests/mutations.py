@@ -156,8 +156,8 @@ class Case:
         except UserError as error:
             self.num_refused += 1
             line = describe(error)
-            is_named = str(self.folder) in line or line.startswith("tokenizer: ")
-            return "" if is_named and "\n" not in line else f"names no file: {line}"
+            is_named = str(self.folder) in line and "\n" not in line
+            return "" if is_named else f"names no file: {line}"
         except Exception as error:  # any other is a traceback
             return f"{type(error).__name__}: {error}"
         return self.difference(loaded, weights)
