@@ -185,7 +185,7 @@ def past_scratch_bytes(
 
     Results [rows, Hq, D]: one in dtype, and four in fp32 while two are merged. One block of slots:
     K and V in dtype unless stored so, and fp32 codes and product while one of them is decoded.
-    V is decoded before it is there in dtype: that leaves room for its codes out of their tiles.
+    One side is decoded after the other: that leaves room for its codes out of their tiles.
     """
     if not past_len:
         return 0
