@@ -22,7 +22,7 @@ pytestmark = [
 def before_a_protected_page(part: torch.Tensor, filled: int) -> torch.Tensor:
     """A part [1, 1, ..] whose slots from `filled` on lie in pages that cannot be read.
 
-    Of a tiled part 64 slots at a time are read whole.
+    Of a tiled part 64 slots at a time are read whole, as far as there are so many.
     """
     layout = layout_of(part)
     if layout is not ROWS:
@@ -60,4 +60,18 @@ def test_the_last_filled_slot_is_the_last_that_is_read(instruction_set, name, he
         torch.ops.kv_fast.use_instruction_set(INSTRUCTION_SETS[0])
     expected, _ = oracle(q, k, v, [torch.tensor([filled])])
     atol = tolerance(instruction_set, name)
+    torch.testing.assert_close(out, expected.float(), atol=atol, rtol=1e-4)
+
+
+@pytest.mark.skipif(INSTRUCTION_SETS[:1] != ["avx512vnni"], reason="needs AVX512-VNNI")
+@pytest.mark.parametrize("slots", [16, 48, 80])
+@pytest.mark.parametrize("length", [1, 5])
+def test_keys_alone_in_fours_are_read_by_their_tiles_of_16_slots(slots, length):
+    cache, k, v = filled_cache("int8", "bf16", (1, 1, slots, 64))
+    k_parts = [before_a_protected_page(part, slots) for part in cache.k_parts]
+    q = torch.randn(1, 4, length, 64, generator=torch.Generator().manual_seed(0))
+    start = torch.tensor([slots - length])
+    out, _ = ops.stored_attention(q, k_parts, cache.v_parts, start, "int8", "bf16", 0.125)
+    expected, _ = oracle(q, k, v, [start + torch.arange(length)])
+    atol = tolerance("avx512vnni", "int8")
     torch.testing.assert_close(out, expected.float(), atol=atol, rtol=1e-4)
