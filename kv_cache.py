@@ -94,7 +94,7 @@ class KVCache(nn.Module):
         sm_scale = 1 / math.sqrt(self.head_dim)
         stored_args = (self.k_parts, self.v_parts, start_pos, self.k_format, self.v_format)
         if q.device.type == "cpu" and native.is_loaded():
-            return torch.ops.kv_fast.decode_attention(q, k, v, *stored_args, sm_scale)
+            return ops.decode_attention(q, (k, v), *stored_args, sm_scale)
         stored = ops.stored_attention(q, *stored_args, sm_scale)
         out, _ = merge_partials(stored, own_token(q, k, v, sm_scale))
         return out.to(q.dtype)

@@ -60,12 +60,42 @@ def stored_attention(
 
     Source: Flash-Decoding, https://pytorch.org/blog/flash-decoding/.
     """
+    _check_queries(q, k)
+    return torch.ops.kv_fast.stored_attention(q, k, v, start_pos, k_format, v_format, sm_scale)
+
+
+def decode_attention(
+    q: Tensor,
+    own: tuple[Tensor, Tensor],
+    k: list[Tensor],
+    v: list[Tensor],
+    start_pos: Tensor,
+    k_format: str,
+    v_format: str,
+    sm_scale: float,
+) -> Tensor:
+    """`stored_attention` merged with that of each query to its own token: the C++ kernel alone.
+
+    Args:
+        own: the new K and V, each [B, Hkv, T, D], which k and v hold already.
+
+    Returns:
+        [B, Hq, T, D] in q's dtype.
+
+    Raises:
+        ValueError: as `stored_attention`.
+    """
+    _check_queries(q, k)
+    args = q, *own, k, v, start_pos, k_format, v_format, sm_scale
+    return torch.ops.kv_fast.decode_attention(*args)
+
+
+def _check_queries(q: Tensor, k: list[Tensor]) -> None:
     num_heads, num_kv_heads = q.shape[1], k[0].shape[1]
     if num_heads % num_kv_heads:
         raise ValueError(f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
     if q.shape[2] > MAX_QUERIES:
         raise ValueError(f"{q.shape[2]} queries per call, at most {MAX_QUERIES}")
-    return torch.ops.kv_fast.stored_attention(q, k, v, start_pos, k_format, v_format, sm_scale)
 
 
 @torch.library.register_fake(NAME)

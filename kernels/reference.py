@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.merge import merge_partials
-from kernels.slots import read_slots
+from kernels.slots import layout_of, read_slots
 from kv_formats import FORMATS, KVFormat
 
 Sides = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
@@ -52,7 +52,12 @@ def stored_attention(
     """See kernels.ops.stored_attention. Reads the lengths on the host, so it cannot be captured."""
     formats = FORMATS[k_format], FORMATS[v_format]
     rows = []
+    num_slots = k[0].shape[2] * layout_of(k[0]).num_slots
     for row, filled in enumerate(start_pos.tolist()):
+        if not 0 <= filled <= num_slots - (q.shape[2] - 1):
+            raise ValueError(
+                f"start_pos {filled} and {q.shape[2]} queries in a cache of {num_slots} slots"
+            )
         k_row, v_row = (tuple(part[row : row + 1] for part in side) for side in (k, v))
         rows.append(_row_attention(q[row], (k_row, v_row), formats, filled, sm_scale))
     return torch.stack([out for out, _ in rows]), torch.stack([lse for _, lse in rows])

@@ -7,6 +7,7 @@ from cache_case import INSTRUCTION_SETS, filled_cache, oracle, stored_attention,
 from conftest import TINY
 
 from config import UserError
+from kernels import native
 from kernels.flash import flash_attention
 from kv_cache import KVCache, bytes_per_token, describe_caches, make_caches, parse_formats
 from kv_formats import FORMATS
@@ -211,16 +212,32 @@ def test_any_number_of_threads_gives_the_same_answer_and_the_same_bits_twice(thr
     assert torch.equal(lse, again[1])
 
 
-def test_more_than_sixteen_queries_are_refused():
-    cache, _, _ = filled_cache("int8", "int8", (1, 2, 128, 64))
-    with pytest.raises(ValueError, match="17 queries per call, at most 16"):
-        stored_attention(cache, torch.randn(1, 4, 17, 64), torch.tensor([50]))
+REFUSED = {  # Hq, T
+    "17 queries per call, at most 16": (4, 17),
+    "5 query heads are not a multiple of 2 KV heads": (5, 1),
+}
 
 
-def test_heads_that_do_not_divide_are_refused():
+@pytest.mark.parametrize("has_kernels", [True, False])
+@pytest.mark.parametrize("message", REFUSED)
+def test_queries_of_wrong_number_are_refused(message, has_kernels, monkeypatch):
+    num_heads, length = REFUSED[message]
+    if not has_kernels:
+        monkeypatch.setattr(native, "is_loaded", lambda: False)
     cache, _, _ = filled_cache("int8", "int8", (1, 2, 128, 64))
-    with pytest.raises(ValueError, match="5 query heads are not a multiple of 2 KV heads"):
-        stored_attention(cache, torch.randn(1, 5, 1, 64), torch.tensor([50]))
+    q, k, v = (torch.randn(1, heads, length, 64) for heads in (num_heads, 2, 2))
+    with pytest.raises(ValueError, match=message):
+        stored_attention(cache, q, torch.tensor([50]))
+    with pytest.raises(ValueError, match=message):
+        cache.attend(q, k, v, torch.tensor([50]))
+
+
+@pytest.mark.parametrize(("start", "length"), [(129, 1), (125, 5), (-1, 1)])
+def test_a_length_beyond_the_cache_is_refused(start, length, implementation):
+    cache, _, _ = filled_cache("int8", "int8", (1, 2, 128, 64))
+    message = f"start_pos {start} and {length} queries in a cache of 128 slots"
+    with pytest.raises(ValueError, match=message):
+        stored_attention(cache, torch.randn(1, 4, length, 64), torch.tensor([start]))
 
 
 @pytest.mark.parametrize("name", FORMATS)

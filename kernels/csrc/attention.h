@@ -16,18 +16,64 @@ namespace {
 
 constexpr int64_t GRAIN = 2;  // tiles per part at least: waking a thread costs more
 
-// A payload is [B, Hkv, S, D] or, for dot products of bytes, [B, Hkv, S / .., *tile].
-void check_parts(at::TensorList parts, int64_t head_dim, at::IntArrayRef tile) {
+// The slots of a payload, however it is tiled.
+int64_t num_slots(const at::Tensor& payload, int64_t head_dim) {
+  return payload.numel() / (payload.size(0) * payload.size(1) * head_dim);
+}
+
+// A payload is [B, Hkv, S, D] or, for dot products of bytes, [B, Hkv, S / .., *tile]; int8 has a
+// scale [B, Hkv, S, 1].
+void check_parts(at::TensorList parts, const at::Tensor& q, at::IntArrayRef tile) {
+  TORCH_CHECK_VALUE(!parts.empty(), "a cache of no parts");
   for (const auto& part : parts)
     TORCH_CHECK_VALUE(part.is_contiguous(), "the cache is strided");
   const auto type = parts[0].scalar_type();
   TORCH_CHECK_VALUE(type == at::kFloat || type == at::kHalf || type == at::kBFloat16 ||
                         type == at::kChar,
                     "no CPU kernel for a cache of ", type);
-  const auto inner = parts[0].sizes().slice(3);
+  const auto sizes = parts[0].sizes();
+  const auto inner = sizes.slice(std::min<size_t>(sizes.size(), 3));
+  const int64_t head_dim = q.size(3);
   const bool may_be_tiled = type == at::kChar && current->has_dot_products && head_dim % 16 == 0;
   TORCH_CHECK_VALUE(inner.equals(head_dim) || (may_be_tiled && inner.equals(tile)),
-                    "no CPU kernel for a cache ", parts[0].sizes(), ", D = ", head_dim);
+                    "no CPU kernel for a cache ", sizes, ", D = ", head_dim);
+  TORCH_CHECK_VALUE(sizes[0] == q.size(0) && sizes[1] > 0 && q.size(1) % sizes[1] == 0,
+                    "a cache ", sizes, " for q ", q.sizes());
+  TORCH_CHECK_VALUE(parts.size() == (type == at::kChar ? 2 : 1), "a cache of ", type, " in ",
+                    parts.size(), " parts");
+  if (type != at::kChar) return;
+  const int64_t scale_sizes[] = {sizes[0], sizes[1], num_slots(parts[0], head_dim), 1};
+  TORCH_CHECK_VALUE(parts[1].sizes().equals(scale_sizes) && parts[1].scalar_type() == at::kBFloat16,
+                    "the scale of a cache ", sizes, " is ", parts[1].scalar_type(), " ",
+                    parts[1].sizes());
+}
+
+// Of all arguments, that none lets another be read outside of it.
+void check(const at::Tensor& q, at::TensorList k, at::TensorList v, const at::Tensor& start_pos) {
+  TORCH_CHECK_VALUE(q.dim() == 4 && q.numel() > 0, "q ", q.sizes(), " is not [B, Hq, T, D]");
+  check_parts(k, q, {q.size(3) / 4, 16, 4});
+  check_parts(v, q, {q.size(3) / 16, 16, 16, 4});
+  TORCH_CHECK_VALUE(k[0].scalar_type() != v[0].scalar_type() || is_tiled(k[0]) == is_tiled(v[0]),
+                    "of K and V of one type one alone is tiled");
+  const int64_t slots = num_slots(k[0], q.size(3));
+  TORCH_CHECK_VALUE(k[0].size(1) == v[0].size(1) && slots == num_slots(v[0], q.size(3)), "K ",
+                    k[0].sizes(), " and V ", v[0].sizes(), " are not of one cache");
+  TORCH_CHECK_VALUE(start_pos.dim() == 1 && start_pos.size(0) == q.size(0), "start_pos ",
+                    start_pos.sizes(), " is not [B] of q ", q.sizes());
+  const auto type = start_pos.scalar_type();
+  TORCH_CHECK_VALUE(type == at::kInt || type == at::kLong, "start_pos of ", type,
+                    " are not integers");
+}
+
+// The filled slots of each sequence, of which all that is asked for are there.
+std::vector<int64_t> filled_slots(const at::Tensor& start_pos, int64_t num_queries, int64_t slots) {
+  const auto filled = start_pos.to(at::kLong).contiguous();
+  const auto* first = filled.const_data_ptr<int64_t>();
+  std::vector<int64_t> all(first, first + filled.numel());
+  for (const int64_t start : all)
+    TORCH_CHECK_VALUE(0 <= start && start <= slots - (num_queries - 1), "start_pos ", start,
+                      " and ", num_queries, " queries in a cache of ", slots, " slots");
+  return all;
 }
 
 Side side_of(at::TensorList parts, int64_t pair) {
@@ -99,19 +145,16 @@ float merge_parts(const Work& work, int64_t pair, int64_t r, float* out) {
 
 // The pairs of q [B, Hq, T, D] over K and V, with the padded rows of q; nothing is computed yet.
 Work make_work(const at::Tensor& q, const float* q_rows, at::TensorList k, at::TensorList v,
-               const int64_t* start_pos, bool with_own) {
-  check_parts(k, q.size(3), {q.size(3) / 4, 16, 4});
-  check_parts(v, q.size(3), {q.size(3) / 16, 16, 16, 4});
-  TORCH_CHECK_VALUE(k[0].scalar_type() != v[0].scalar_type() || is_tiled(k[0]) == is_tiled(v[0]),
-                    "of K and V of one type one alone is tiled");
+               const at::Tensor& start_pos, bool with_own) {
   const int64_t num_queries = q.size(2), head_dim = q.size(3), num_kv_heads = k[0].size(1);
   const int64_t num_rows = q.size(1) / num_kv_heads * num_queries;
+  const auto filled = filled_slots(start_pos, num_queries, num_slots(k[0], head_dim));
   std::vector<Head> heads;
   std::vector<int64_t> first_tile = {0};
   for (int64_t pair = 0; pair < q.size(0) * num_kv_heads; ++pair) {
     heads.push_back({q_rows + pair * num_rows * padded(head_dim), side_of(k, pair),
                      side_of(v, pair), num_rows, head_dim, num_queries,
-                     start_pos[pair / num_kv_heads]});
+                     filled[pair / num_kv_heads]});
     first_tile.push_back(first_tile.back() + (heads.back().num_slots() + TILE - 1) / TILE);
   }
   return Work(std::move(heads), std::move(first_tile), with_own);
@@ -127,9 +170,9 @@ void run(Work& work, at::TensorList k, at::TensorList v) {
 std::tuple<at::Tensor, at::Tensor> stored_attention(
     const at::Tensor& q, at::TensorList k, at::TensorList v, const at::Tensor& start_pos,
     c10::string_view /*k_format*/, c10::string_view /*v_format*/, double sm_scale) {
+  check(q, k, v, start_pos);
   const auto q_rows = padded_rows(q, sm_scale * M_LOG2E);
-  const auto filled = start_pos.to(at::kLong).contiguous();
-  Work work = make_work(q, q_rows.data, k, v, filled.const_data_ptr<int64_t>(), false);
+  Work work = make_work(q, q_rows.data, k, v, start_pos, false);
   run(work, k, v);
 
   auto out = at::empty(q.sizes(), q.options().dtype(at::kFloat));
@@ -161,9 +204,12 @@ at::Tensor decode_attention(const at::Tensor& q, const at::Tensor& k_new, const 
                             at::TensorList k, at::TensorList v, const at::Tensor& start_pos,
                             c10::string_view /*k_format*/, c10::string_view /*v_format*/,
                             double sm_scale) {
+  check(q, k, v, start_pos);
+  const int64_t own[] = {q.size(0), k[0].size(1), q.size(2), q.size(3)};
+  TORCH_CHECK_VALUE(k_new.sizes().equals(own) && v_new.sizes().equals(own), "new K ",
+                    k_new.sizes(), " and V ", v_new.sizes(), " for q ", q.sizes());
   const auto q_rows = padded_rows(q, sm_scale * M_LOG2E);
-  const auto filled = start_pos.to(at::kLong).contiguous();
-  Work work = make_work(q, q_rows.data, k, v, filled.const_data_ptr<int64_t>(), true);
+  Work work = make_work(q, q_rows.data, k, v, start_pos, true);
   add_own_tokens(work, padded_rows(k_new, 1).data, padded_rows(v_new, 1).data);
   run(work, k, v);
 

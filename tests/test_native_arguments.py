@@ -1,0 +1,113 @@
+"""What the C++ attention ops refuse: arguments that would have them read outside of a tensor."""
+
+import pytest
+import torch
+from cache_case import INSTRUCTION_SETS, filled_cache
+
+pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS, reason="no C++ compiler here")
+
+HALF = slice(0, 64)  # of the slots
+
+
+def arguments(name):
+    """Of decode_attention by name: B = 2, Hkv = 2, Hq = 4, T = 2, D = 64, S = 128."""
+    cache, _, _ = filled_cache(name, name, (2, 2, 128, 64))
+    return {
+        "q": torch.randn(2, 4, 2, 64),
+        "k_new": torch.randn(2, 2, 2, 64),
+        "v_new": torch.randn(2, 2, 2, 64),
+        "k": cache.k_parts,
+        "v": cache.v_parts,
+        "start_pos": torch.tensor([50, 90]),
+    }
+
+
+def call(op, given):
+    names = ["q", "k_new", "v_new"] if op == "decode_attention" else ["q"]
+    tensors = [given[name] for name in [*names, "k", "v", "start_pos"]]
+    return getattr(torch.ops.kv_fast, op)(*tensors, "any", "any", 0.125)
+
+
+def each(cut):
+    return lambda parts: [cut(part).contiguous() for part in parts]
+
+
+def scale(cut):
+    return lambda parts: [parts[0], cut(parts[1])]
+
+
+REFUSED = {  # what is wrong: argument, its change, part of the message
+    "a length beyond the slots": ("start_pos", lambda x: x + 38, r"start_pos 128 .* 128 slots"),
+    "a length far beyond": ("start_pos", lambda x: x << 40, "128 slots"),
+    "a negative length": ("start_pos", lambda x: x - 51, "start_pos -1"),
+    "too few lengths": ("start_pos", lambda x: x[:1], r"start_pos \[1\] is not"),
+    "too many lengths": ("start_pos", lambda x: x.repeat(2), r"start_pos \[4\] is not"),
+    "one length for all": ("start_pos", lambda x: x[0], r"start_pos \[\] is not"),
+    "lengths with fractions": ("start_pos", lambda x: x + 0.5, "Float are not integers"),
+    "no query heads": ("q", lambda x: x[:, :0], r"q \[2, 0, 2, 64\] is not"),
+    "no sequences": ("q", lambda x: x[:0], r"q \[0, 4, 2, 64\] is not"),
+    "no tokens": ("q", lambda x: x[:, :, :0], "is not"),
+    "no channels": ("q", lambda x: x[..., :0], "is not"),
+    "queries of three dimensions": ("q", lambda x: x[0], r"q \[4, 2, 64\] is not"),
+    "queries of five dimensions": ("q", lambda x: x[..., None], "is not"),
+    "queries of more sequences": ("q", lambda x: x.repeat(2, 1, 1, 1), r"for q \[4, 4, 2, 64\]"),
+    "queries of fewer sequences": ("q", lambda x: x[:1], r"for q \[1, 4, 2, 64\]"),
+    "heads that do not divide": ("q", lambda x: x[:, :3], r"for q \[2, 3, 2, 64\]"),
+    "fewer heads than the cache": ("q", lambda x: x[:, :1], r"for q \[2, 1, 2, 64\]"),
+    "no keys": ("k", lambda _: [], "parts"),
+    "no values": ("v", lambda _: [], "parts"),
+    "keys without dimensions": ("k", each(lambda x: x[0, 0, 0]), "no CPU kernel for a cache"),
+    "keys of one sequence": ("k", each(lambda x: x[:1]), "for q"),
+    "values of one sequence": ("v", each(lambda x: x[:1]), "for q"),
+    "keys of no head": ("k", each(lambda x: x[:, :0]), "for q"),
+    "keys of one head": ("k", each(lambda x: x[:, :1]), "not of one cache"),
+    "values of one head": ("v", each(lambda x: x[:, :1]), "not of one cache"),
+    "fewer keys": ("k", each(lambda x: x[:, :, : x.shape[2] // 2]), "not of one cache"),
+    "fewer values": ("v", each(lambda x: x[:, :, : x.shape[2] // 2]), "not of one cache"),
+    "a part too many": ("v", lambda parts: [*parts, parts[-1]], "parts"),
+}
+
+REFUSED_OF_INT8 = {
+    "no scale": ("k", lambda parts: parts[:1], "1 parts"),
+    "a short scale": ("k", scale(lambda x: x[:, :, HALF].contiguous()), "scale"),
+    "a scale of one sequence": ("v", scale(lambda x: x[:1]), "scale"),
+    "two scales per vector": ("v", scale(lambda x: x.repeat(1, 1, 1, 2)), "scale"),
+    "a scale of three dimensions": ("k", scale(lambda x: x[..., 0]), "scale"),
+    "a scale in fp32": ("k", scale(torch.Tensor.float), "scale"),
+}
+
+REFUSED_OF_OWN = {
+    "new keys of one sequence": ("k_new", lambda x: x[:1], "new K"),
+    "new values of one head": ("v_new", lambda x: x[:, :1], "new K .* and V"),
+    "new keys of one token": ("k_new", lambda x: x[:, :, :1], "new K"),
+    "new values of half the width": ("v_new", lambda x: x[..., :32], "new K .* and V"),
+}
+
+
+OPS = ["stored_attention", "decode_attention"]
+
+CASES = [
+    *((op, name, wrong) for op in OPS for name in ("bf16", "int8") for wrong in REFUSED.items()),
+    *((op, "int8", wrong) for op in OPS for wrong in REFUSED_OF_INT8.items()),
+    *(("decode_attention", "int8", wrong) for wrong in REFUSED_OF_OWN.items()),
+]
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "wrong"), CASES, ids=[f"{op}-{name}-{wrong}" for op, name, (wrong, _) in CASES]
+)
+def test_arguments_that_do_not_fit_each_other_are_refused(op, name, wrong):
+    _, (key, change, message) = wrong
+    given = arguments(name)
+    call(op, given)
+    given[key] = change(given[key])
+    with pytest.raises(ValueError, match=message):
+        call(op, given)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_the_last_slot_may_be_read(op, dtype):
+    given = arguments("int8")
+    given["start_pos"] = torch.tensor([127, 0], dtype=dtype)
+    call(op, given)
