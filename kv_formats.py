@@ -56,9 +56,13 @@ class Plain(KVFormat):
 
 
 def round_up_to_bf16(x: Tensor) -> Tensor:
-    """The smallest bf16 values >= x, for finite x >= 0: bf16 is the upper half of fp32's bits."""
-    bits = (x.float().view(torch.int32) + 0xFFFF) & ~0xFFFF
-    return bits.view(torch.float32).to(torch.bfloat16)
+    """The smallest bf16 values >= x, for x >= 0: bf16 is the upper half of fp32's bits.
+
+    NaN stays: its bits may all be set, in compiled code they often are, and would wrap to zero.
+    """
+    x = x.float()
+    bits = (x.view(torch.int32) + 0xFFFF) & ~0xFFFF
+    return torch.where(x.isnan(), x, bits.view(torch.float32)).to(torch.bfloat16)
 
 
 class Int8(KVFormat):

@@ -67,6 +67,31 @@ def test_rounding_up_to_bf16_gives_the_next_value_not_below():
     assert torch.equal(round_up_to_bf16(up), up)
 
 
+NOT_FINITE = {  # bits in fp32
+    "inf": 0x7F800000,
+    "-inf": 0xFF800000,
+    "NaN": 0x7FC00000,
+    "NaN of all bits": 0x7FFFFFFF,
+    "-NaN of all bits": 0xFFFFFFFF,
+    "NaN of the lowest bit": 0x7F800001,
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("head_dim", [8, 64])
+def test_what_is_not_finite_is_not_when_decoded(name, head_dim, compiled):
+    encode = FORMATS[name].encode
+    if compiled:
+        encode = torch.compile(encode, fullgraph=True, dynamic=False)
+    x = torch.randn(1 + len(NOT_FINITE), head_dim, generator=torch.Generator().manual_seed(0))
+    bits = torch.tensor(list(NOT_FINITE.values()), dtype=torch.int64).to(torch.int32)
+    x.view(torch.int32)[1:, 5] = bits
+    decoded = FORMATS[name].decode(tuple(encode(x)), torch.float32)
+    assert torch.equal(decoded.isfinite()[:, 5], x.isfinite()[:, 5])
+    assert bool(decoded[0].isfinite().all())
+
+
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("head_dim", [16, 64, 80, 128])
 def test_bytes_per_vector_is_what_the_parts_take(name, head_dim):
