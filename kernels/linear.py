@@ -47,6 +47,11 @@ def linear(
     if x.device.type == "cpu" and few_rows and not trains and native.is_loaded():
         return torch.ops.kv_fast.linear(x, weight, *(norm or (None, 0.0)), residual, swiglu)
     y = F.linear(rms_norm(x, *norm) if norm else x, weight)
+    return surrounded(y, residual, swiglu=swiglu)
+
+
+def surrounded(y: Tensor, residual: Tensor | None, *, swiglu: bool) -> Tensor:
+    """What comes after a product: SwiGLU of y [..., 2 * N], and the residual [..., N] added."""
     if swiglu:
         gate, up = y.chunk(2, dim=-1)
         y = F.silu(gate) * up
