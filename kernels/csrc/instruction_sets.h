@@ -23,6 +23,7 @@ Floats load_vector(const T* from) {
 #include "vectors.inc"
 #include "attention.inc"
 #include "linear.inc"
+#include "quantized.inc"
 }  // namespace baseline
 
 #ifdef KV_FAST_X86
@@ -45,6 +46,7 @@ inline Floats load_vector(const int8_t* from) {
 #include "vectors.inc"
 #include "attention.inc"
 #include "linear.inc"
+#include "quantized.inc"
 }  // namespace avx2
 #pragma GCC pop_options
 
@@ -68,6 +70,7 @@ inline Floats load_vector(const int8_t* from) {
 #include "vectors.inc"
 #include "attention.inc"
 #include "linear.inc"
+#include "quantized.inc"
 }  // namespace avx512
 #pragma GCC pop_options
 
@@ -75,7 +78,10 @@ inline Floats load_vector(const int8_t* from) {
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma,prefer-vector-width=512")
 namespace avx512vnni {
 using namespace avx512;
+#include "digits.inc"
 #include "int8_vnni.inc"
+#include "quantized.inc"
+#include "quantized_vnni.inc"
 }  // namespace avx512vnni
 #pragma GCC pop_options
 #endif
@@ -84,6 +90,7 @@ struct InstructionSet {
   std::string name;
   Attend* (*choose_attend)(const at::Tensor& k, const at::Tensor& v);
   Multiply* (*choose_multiply)(at::ScalarType weight);
+  MultiplyTiles* (*choose_multiply_tiles)(at::ScalarType codes, at::ScalarType scales);
   bool has_dot_products;  // of bytes: int8 caches are tiled for them
 };
 
@@ -97,11 +104,17 @@ inline const std::vector<InstructionSet>& available() {
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     if (avx512 && __builtin_cpu_supports("avx512vnni"))
-      found.push_back({"avx512vnni", avx512vnni::choose_attend, avx512::choose_multiply, true});
-    if (avx512) found.push_back({"avx512", avx512::choose_attend, avx512::choose_multiply, false});
-    if (avx2) found.push_back({"avx2", avx2::choose_attend, avx2::choose_multiply, false});
+      found.push_back({"avx512vnni", avx512vnni::choose_attend, avx512::choose_multiply,
+                       avx512vnni::choose_multiply_tiles<avx512vnni::DigitDots>, true});
+    if (avx512)
+      found.push_back({"avx512", avx512::choose_attend, avx512::choose_multiply,
+                       avx512::choose_multiply_tiles<avx512::PlainDots>, false});
+    if (avx2)
+      found.push_back({"avx2", avx2::choose_attend, avx2::choose_multiply,
+                       avx2::choose_multiply_tiles<avx2::PlainDots>, false});
 #endif
-    found.push_back({"baseline", baseline::choose_attend, baseline::choose_multiply, false});
+    found.push_back({"baseline", baseline::choose_attend, baseline::choose_multiply,
+                     baseline::choose_multiply_tiles<baseline::PlainDots>, false});
     return found;
   }();
   return sets;

@@ -3,7 +3,7 @@
 #include <torch/library.h>
 
 #include "attention.h"
-#include "linear.h"
+#include "quantized.h"
 
 namespace {
 
@@ -36,4 +36,5 @@ TORCH_LIBRARY_IMPL(kv_fast, CPU, m) {
   m.impl("stored_attention", stored_attention);
   m.impl("decode_attention", decode_attention);
   m.impl("linear", linear);
+  m.impl("quantized_linear", quantized_linear);
 }

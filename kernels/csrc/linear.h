@@ -28,29 +28,49 @@ Scratch<float> normed_rows(const at::Tensor& x, const std::optional<at::Tensor>&
   return all;
 }
 
+// What surrounds a product, ready for its inner loops.
+struct Surroundings {
+  const at::Tensor& x;
+  Scratch<float> rows;  // normed
+  at::Tensor added, out;
+
+  Surroundings(const at::Tensor& x, const std::optional<at::Tensor>& norm, double eps,
+               const std::optional<at::Tensor>& residual, int64_t out_features)
+      : x(x), rows(normed_rows(x, norm, eps)) {
+    auto shape = x.sizes().vec();
+    shape.back() = out_features;
+    out = at::empty(shape, x.options());
+    if (!residual) return;
+    TORCH_CHECK_VALUE(residual->sizes() == shape, "residual ", residual->sizes(), " for ", shape);
+    added = residual->to(x.scalar_type()).contiguous();
+  }
+
+  Product product(const void* weight, bool swiglu) const {
+    return {weight,
+            rows.data,
+            added.defined() ? added.const_data_ptr() : nullptr,
+            out.mutable_data_ptr(),
+            x.numel() / x.size(-1),
+            x.size(-1),
+            out.size(-1),
+            swiglu,
+            x.scalar_type()};
+  }
+};
+
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
                   const std::optional<at::Tensor>& norm, double eps,
                   const std::optional<at::Tensor>& residual, bool swiglu) {
-  TORCH_CHECK_VALUE(weight.is_contiguous() && weight.size(1) == x.size(-1), "weight ",
-                    weight.sizes(), " for rows of ", x.size(-1));
-  const int64_t out_features = weight.size(0) / (swiglu ? 2 : 1);
-  const auto rows = normed_rows(x, norm, eps);
-  auto shape = x.sizes().vec();
-  shape.back() = out_features;
-  auto out = at::empty(shape, weight.options());
-  const auto added = residual ? residual->to(weight.scalar_type()).contiguous() : at::Tensor();
-  const Product product = {weight.const_data_ptr(),
-                           rows.data,
-                           residual ? added.const_data_ptr() : nullptr,
-                           out.mutable_data_ptr(),
-                           x.numel() / x.size(-1),
-                           x.size(-1),
-                           out_features,
-                           swiglu};
+  TORCH_CHECK_VALUE(weight.is_contiguous() && weight.size(1) == x.size(-1) &&
+                        weight.scalar_type() == x.scalar_type(),
+                    "weight ", weight.sizes(), " of ", weight.scalar_type(), " for rows of ",
+                    x.size(-1), " of ", x.scalar_type());
+  const Surroundings around(x, norm, eps, residual, weight.size(0) / (swiglu ? 2 : 1));
+  const Product product = around.product(weight.const_data_ptr(), swiglu);
   Multiply* multiply = current->choose_multiply(weight.scalar_type());
-  at::parallel_for(0, out_features, FEATURES,
+  at::parallel_for(0, product.out_features, FEATURES,
                    [&](int64_t lo, int64_t hi) { multiply(product, lo, hi); });
-  return out;
+  return around.out;
 }
 
 }  // namespace

@@ -128,9 +128,27 @@ struct Product {
   void* out;             // [rows, out_features]
   int64_t num_rows, in_features, out_features;
   bool swiglu;
+  at::ScalarType dtype;  // of residual and out
 };
 
 // Output features lo .. hi - 1 of all rows.
 using Multiply = void(const Product&, int64_t lo, int64_t hi);
+
+constexpr int64_t TILE_ROWS = 16;  // of a quantised weight, whose words lie side by side
+constexpr int64_t STEP = 8;        // channels of a tile that are multiplied at a time
+
+// With a weight of codes in tiles; see kernels/quantized.py.
+struct QuantizedProduct : Product {
+  const uint8_t* codes;  // [tiles, words, 16, 4]
+  const void* scales;    // [tiles, groups, 16]
+  const void* mins;      // likewise, or none
+  int64_t group;         // channels that share a scale
+
+  int64_t num_groups() const { return in_features / group; }
+  int zero(int64_t bits) const { return bits == 8 || mins ? 0 : 8; }  // the code of value 0
+};
+
+// Output tiles lo .. hi - 1 of all rows.
+using MultiplyTiles = void(const QuantizedProduct&, int64_t lo, int64_t hi);
 
 }  // namespace
