@@ -24,7 +24,7 @@ WORD = 4
 TILE_ROWS = 16
 """Rows whose words lie side by side in tiles: one register holds a word of each."""
 
-DENSE_BYTES = 1 << 24
+DENSE_BYTES = 1 << 21
 """Of the scratch in which a block of a weight is made dense."""
 
 NAME = "kv_fast::quantized_linear"
@@ -33,6 +33,13 @@ torch.library.define(
     NAME,
     "(Tensor x, Tensor codes, Tensor scales, Tensor? mins, int out_features, Tensor? norm,"
     " float eps, Tensor? residual, bool swiglu) -> Tensor",
+)
+
+# A weight in tiles as a dense matrix [num_rows, width].
+torch.library.define(
+    "kv_fast::dequantize",
+    "(Tensor codes, Tensor scales, Tensor? mins, int num_rows, int width, ScalarType dtype)"
+    " -> Tensor",
 )
 
 
@@ -61,6 +68,11 @@ class QuantizedWeight:
     def bits(self) -> int:
         """Of a code."""
         return 8 if self.codes.dtype == torch.int8 else 4
+
+    @property
+    def zero(self) -> int:
+        """The stored code of value 0."""
+        return 8 if self.bits == 4 and self.mins is None else 0
 
     @property
     def group(self) -> int:
@@ -123,24 +135,15 @@ class QuantizedWeight:
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """[N, C], computed in fp32 and rounded once."""
-        num_groups = self.scales.shape[1]
-        # In rows [N, groups, channels] by [N, groups, 1]; in tiles each word has its 16 rows' scale
-        dense = self._values().unflatten(1, (num_groups, -1)) * self.scales.float().unsqueeze(2)
-        if self.mins is not None:
-            dense += self.mins.float().unsqueeze(2)
-        dense = dense.to(dtype)
         if self.is_tiled:
-            dense = dense.flatten(1, 2).transpose(1, 2).flatten(0, 1)
-        return dense[: self.shape[0]].reshape(self.shape)
-
-    def _values(self) -> Tensor:
-        """A byte per code, of its value: [N, C], or in tiles [N / 16, C / 4, 16, 4]."""
-        if self.bits == 8:
-            return self.codes
-        codes = self.codes if self.is_tiled else self.codes.unflatten(1, (-1, WORD))
-        nibbles = torch.stack((codes & 15, codes >> 4), dim=2)
-        values = nibbles.flatten(1, 2) if self.is_tiled else nibbles.flatten(1)
-        return values if self.mins is not None else values.view(torch.int8) - 8
+            parts = (self.codes, self.scales, self.mins)
+            return torch.ops.kv_fast.dequantize(*parts, *self.shape, dtype)
+        num_groups = self.scales.shape[1]
+        values = self.codes if self.bits == 8 else unpack_nibbles(self.codes)
+        dense = values.unflatten(1, (num_groups, -1)).float()
+        if self.mins is not None:
+            return (dense * self.scales[..., None] + self.mins[..., None]).to(dtype).flatten(1)
+        return ((dense - self.zero) * self.scales[..., None]).to(dtype).flatten(1)
 
 
 def pack_nibbles(values: Tensor) -> Tensor:
@@ -151,6 +154,12 @@ def pack_nibbles(values: Tensor) -> Tensor:
     """
     low, high = values.unflatten(1, (-1, 2, WORD)).unbind(2)
     return (low | high << 4).flatten(1)
+
+
+def unpack_nibbles(codes: Tensor) -> Tensor:
+    """What `pack_nibbles` packed: uint8 [N, C / 2] -> [N, C]."""
+    words = codes.unflatten(1, (-1, WORD))
+    return torch.stack((words & 15, words >> 4), dim=2).flatten(1)
 
 
 def to_tiles(part: Tensor, width: int) -> Tensor:
@@ -195,6 +204,13 @@ def dense_product(x: Tensor, weight: QuantizedWeight) -> Tensor:
         weight.block(first, min(first + count, num_rows)) for first in range(0, num_rows, count)
     ]
     return torch.cat([F.linear(x, block.dequantize(x.dtype)) for block in blocks], dim=-1)
+
+
+@torch.library.register_fake("kv_fast::dequantize")
+def _(
+    codes: Tensor, _scales: Tensor, _mins: object, num_rows: int, width: int, dtype: torch.dtype
+) -> Tensor:
+    return codes.new_empty(num_rows, width, dtype=dtype)
 
 
 @torch.library.register_fake(NAME)

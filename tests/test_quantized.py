@@ -39,7 +39,10 @@ class TestLayouts:
         weight, dense = seeded_weight(shape[:2], shape[2], bits, with_mins)
         weight, ids = layout(weight), torch.tensor([4, 0, 3, 4])
         expected = weight.dequantize()
-        assert torch.equal(weight.take(ids).dequantize(), expected[ids])
+        # C++ adds a minimum to a product that is not rounded before, PyTorch to one that is.
+        torch.testing.assert_close(
+            weight.take(ids).dequantize(), expected[ids], rtol=1e-6, atol=1e-7
+        )
         first = 16 if len(dense) > 16 else 0
         block = weight.block(first, len(dense) - 1)
         assert torch.equal(block.dequantize(), expected[first:-1])

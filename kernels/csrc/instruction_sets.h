@@ -24,6 +24,7 @@ Floats load_vector(const T* from) {
 #include "attention.inc"
 #include "linear.inc"
 #include "quantized.inc"
+#include "dense.inc"
 }  // namespace baseline
 
 #ifdef KV_FAST_X86
@@ -47,6 +48,7 @@ inline Floats load_vector(const int8_t* from) {
 #include "attention.inc"
 #include "linear.inc"
 #include "quantized.inc"
+#include "dense.inc"
 }  // namespace avx2
 #pragma GCC pop_options
 
@@ -71,6 +73,7 @@ inline Floats load_vector(const int8_t* from) {
 #include "attention.inc"
 #include "linear.inc"
 #include "quantized.inc"
+#include "dense.inc"
 }  // namespace avx512
 #pragma GCC pop_options
 
@@ -91,6 +94,7 @@ struct InstructionSet {
   Attend* (*choose_attend)(const at::Tensor& k, const at::Tensor& v);
   Multiply* (*choose_multiply)(at::ScalarType weight);
   MultiplyTiles* (*choose_multiply_tiles)(at::ScalarType codes, at::ScalarType scales);
+  MultiplyTiles* (*choose_make_dense)(at::ScalarType codes, at::ScalarType scales);
   bool has_dot_products;  // of bytes: int8 caches are tiled for them
 };
 
@@ -105,16 +109,20 @@ inline const std::vector<InstructionSet>& available() {
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     if (avx512 && __builtin_cpu_supports("avx512vnni"))
       found.push_back({"avx512vnni", avx512vnni::choose_attend, avx512::choose_multiply,
-                       avx512vnni::choose_multiply_tiles<avx512vnni::DigitDots>, true});
+                       avx512vnni::choose_multiply_tiles<avx512vnni::DigitDots>,
+                       avx512::choose_make_dense, true});
     if (avx512)
       found.push_back({"avx512", avx512::choose_attend, avx512::choose_multiply,
-                       avx512::choose_multiply_tiles<avx512::PlainDots>, false});
+                       avx512::choose_multiply_tiles<avx512::PlainDots>, avx512::choose_make_dense,
+                       false});
     if (avx2)
       found.push_back({"avx2", avx2::choose_attend, avx2::choose_multiply,
-                       avx2::choose_multiply_tiles<avx2::PlainDots>, false});
+                       avx2::choose_multiply_tiles<avx2::PlainDots>, avx2::choose_make_dense,
+                       false});
 #endif
     found.push_back({"baseline", baseline::choose_attend, baseline::choose_multiply,
-                     baseline::choose_multiply_tiles<baseline::PlainDots>, false});
+                     baseline::choose_multiply_tiles<baseline::PlainDots>, baseline::choose_make_dense,
+                       false});
     return found;
   }();
   return sets;

@@ -37,4 +37,5 @@ TORCH_LIBRARY_IMPL(kv_fast, CPU, m) {
   m.impl("decode_attention", decode_attention);
   m.impl("linear", linear);
   m.impl("quantized_linear", quantized_linear);
+  m.impl("dequantize", dequantize);
 }

@@ -136,6 +136,7 @@ using Multiply = void(const Product&, int64_t lo, int64_t hi);
 
 constexpr int64_t TILE_ROWS = 16;  // of a quantised weight, whose words lie side by side
 constexpr int64_t STEP = 8;        // channels of a tile that are multiplied at a time
+constexpr int64_t DENSE_CHANNELS = 512;  // that are made dense at a time
 
 // With a weight of codes in tiles; see kernels/quantized.py.
 struct QuantizedProduct : Product {
