@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from checkpoint import Checkpoint
+from compiled_step import CompiledStep
 from kernels import ops
 from kernels.huge_pages import empty_in_huge_pages
 from model import Transformer
@@ -92,29 +92,13 @@ def load_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype)
     return model.eval()
 
 
-def compiled_step(device: torch.device) -> DecodeStep:
-    """`decode_step`, to be compiled for one model, its caches and one kind of arguments.
-
-    Guards would compare all of them again with each token, some 400 tensors, and Inductor's asserts
-    all layers' sizes: together a tenth of a token's time on the CPU. Compiled code is found by its
-    code object, so that this copy runs for no other model.
-    """
-    own = FunctionType(decode_step.__code__.replace(), decode_step.__globals__, "decode_step")
-    options: dict[str, str | int | bool | Callable[..., Any]] = {
-        "triton.cudagraphs": device.type == "cuda",
-        "size_asserts": False,
-        "guard_filter_fn": lambda guards: [False] * len(guards),
-    }
-    return torch.compile(own, fullgraph=True, dynamic=False, options=options)
-
-
 class Engine:
     """Runs one model over one set of caches.
 
     Args:
         model: on its device, in its dtype.
         caches: one KVCache per layer, on the same device. A compiled engine keeps to this model and
-            these caches: values may change, tensors of another dtype, shape or layout may not come.
+            these caches: values may change, other tensors may not take their places.
         compile: compile the decode step; on CUDA as a CUDA graph.
         prefill_chunk: tokens per prefill call. A chunk sees itself in full precision and earlier
             chunks as stored, so with a quantised cache the chunk size can change results.
@@ -157,7 +141,9 @@ class Engine:
             noise = noise.float().contiguous()
         kind = (token.shape, token.dtype, start_pos.dtype, sampling, noise is None)
         if kind not in self._steps:
-            self._steps[kind] = compiled_step(self.device) if self.compile else decode_step
+            self._steps[kind] = (
+                CompiledStep(decode_step, self.device) if self.compile else decode_step
+            )
         token = self._steps[kind](self.model, self.caches, token, start_pos, sampling, noise)
         # The next replay of a CUDA graph overwrites its outputs; nothing else needs a copy.
         return token.clone()
