@@ -107,3 +107,9 @@ def test_the_norm_is_the_root_mean_square():
     x, weight = torch.randn(3, 40), torch.rand(40)
     expected = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
     torch.testing.assert_close(rms_norm(x, weight, 1e-5), expected)
+
+
+@pytest.mark.skipif(not INSTRUCTION_SETS, reason="no C++ compiler here")
+def test_a_norm_of_another_width_is_refused():
+    with pytest.raises(ValueError, match="for rows of 64"):
+        linear(torch.ones(1, 64), torch.ones(8, 64), (torch.ones(32), 1e-5))

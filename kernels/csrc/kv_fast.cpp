@@ -3,7 +3,7 @@
 #include <torch/library.h>
 
 #include "attention.h"
-#include "quantized.h"
+#include "linear.h"
 
 namespace {
 
@@ -37,5 +37,6 @@ TORCH_LIBRARY_IMPL(kv_fast, CPU, m) {
   m.impl("decode_attention", decode_attention);
   m.impl("linear", linear);
   m.impl("quantized_linear", quantized_linear);
+  m.impl("block_tail", block_tail);
   m.impl("dequantize", dequantize);
 }

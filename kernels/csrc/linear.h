@@ -1,5 +1,6 @@
-// kv_fast::linear on the CPU: a matrix product of few rows, with the norm before and the SwiGLU and
-// the residual after it in the same parallel region. See kernels/linear.py for the contract.
+// Matrix products of few rows on the CPU, with the norm before and the SwiGLU and the residual after
+// them in the same parallel region: of a dense weight, of a weight of codes, and several in one call.
+// See kernels/linear.py, quantized.py and block_tail.py for the contracts.
 
 #pragma once
 
@@ -7,8 +8,7 @@
 
 namespace {
 
-// Features per part at least: waking a thread costs more.
-constexpr int64_t FEATURES = 16;
+using Parts = at::TensorList;  // of a weight: itself, or codes, scales and perhaps mins
 
 // Rows of x [..., C] as fp32 [rows, padded(C)], zero past C; divided by their root mean square and
 // multiplied by `norm` [C], if there is one.
@@ -16,6 +16,7 @@ Scratch<float> normed_rows(const at::Tensor& x, const std::optional<at::Tensor>&
   auto all = padded_rows(x, 1.0f);
   if (!norm) return all;
   const int64_t width = x.size(-1), stride = padded(width), num_rows = x.numel() / width;
+  TORCH_CHECK_VALUE(norm->numel() == width, "norm ", norm->sizes(), " for rows of ", width);
   const auto weight = padded_rows(*norm, 1);
   for (int64_t r = 0; r < num_rows; ++r) {
     float* row = all.data + r * stride;
@@ -28,49 +29,160 @@ Scratch<float> normed_rows(const at::Tensor& x, const std::optional<at::Tensor>&
   return all;
 }
 
-// What surrounds a product, ready for its inner loops.
-struct Surroundings {
-  const at::Tensor& x;
-  Scratch<float> rows;  // normed
+// A weight [out_features or twice as many, in_features] of `product`.
+void set_weight(QuantizedProduct& product, const at::Tensor& weight) {
+  const std::vector<int64_t> sizes = {product.out_features * (product.swiglu ? 2 : 1),
+                                      product.in_features};
+  TORCH_CHECK_VALUE(weight.is_contiguous() && weight.sizes() == sizes &&
+                        weight.scalar_type() == product.dtype,
+                    "weight ", weight.sizes(), " of ", weight.scalar_type(), " for rows of ",
+                    product.in_features, " of ", product.dtype);
+  product.weight = weight.const_data_ptr();
+}
+
+// Parts in tiles of a weight [num_features, in_features] of `product`.
+void set_weight(QuantizedProduct& product, const at::Tensor& codes, const at::Tensor& scales,
+                const std::optional<at::Tensor>& mins, int64_t num_features) {
+  const auto type = codes.scalar_type();
+  TORCH_CHECK_VALUE(type == at::kChar || type == at::kByte, "codes of ", type,
+                    ", not int8 or nibbles in uint8");
+  const int64_t width = product.in_features, num_tiles = codes.size(0);
+  TORCH_CHECK_VALUE(codes.is_contiguous() && codes.dim() == 4 && codes.size(2) == TILE_ROWS &&
+                        codes.size(3) == 4 && codes.size(1) * (type == at::kChar ? 4 : 8) == width,
+                    "codes ", codes.sizes(), " for rows of ", width);
+  TORCH_CHECK_VALUE(padded(num_features) == num_tiles * TILE_ROWS, num_features, " features in ",
+                    num_tiles, " tiles");
+  const int64_t num_groups = scales.dim() > 1 ? scales.size(1) : 0;
+  TORCH_CHECK_VALUE(num_groups && width % (num_groups * STEP) == 0 &&
+                        (num_groups == 1 || width / num_groups % 16 == 0),
+                    num_groups, " groups in rows of ", width);
+  const std::vector<int64_t> sizes = {num_tiles, num_groups, TILE_ROWS, 1};
+  for (const auto& part : {scales, mins.value_or(scales)})
+    TORCH_CHECK_VALUE(part.is_contiguous() && part.sizes() == sizes &&
+                          part.scalar_type() == scales.scalar_type() &&
+                          (part.scalar_type() == at::kHalf || part.scalar_type() == at::kFloat),
+                      "scales or mins ", part.scalar_type(), part.sizes(), ", not ", sizes);
+  product.codes = static_cast<const uint8_t*>(codes.const_data_ptr());
+  product.scales = scales.const_data_ptr();
+  product.mins = mins ? mins->const_data_ptr() : nullptr;
+  product.group = width / num_groups;
+}
+
+// A product, ready for its rows. It is cut into parts of 16 features: waking a thread costs more.
+struct Stage {
+  QuantizedProduct product = {};
+  Multiply* multiply = nullptr;  // of a dense weight, or
+  MultiplyTiles* multiply_tiles = nullptr;
   at::Tensor added, out;
 
-  Surroundings(const at::Tensor& x, const std::optional<at::Tensor>& norm, double eps,
-               const std::optional<at::Tensor>& residual, int64_t out_features)
-      : x(x), rows(normed_rows(x, norm, eps)) {
+  Stage(const at::Tensor& x, Parts weight, int64_t out_features,
+        const std::optional<at::Tensor>& residual, bool swiglu) {
     auto shape = x.sizes().vec();
     shape.back() = out_features;
     out = at::empty(shape, x.options());
-    if (!residual) return;
-    TORCH_CHECK_VALUE(residual->sizes() == shape, "residual ", residual->sizes(), " for ", shape);
-    added = residual->to(x.scalar_type()).contiguous();
+    if (residual) {
+      TORCH_CHECK_VALUE(residual->sizes() == shape, "residual ", residual->sizes(), " for ", shape);
+      added = residual->to(x.scalar_type()).contiguous();
+      product.residual = added.const_data_ptr();
+    }
+    product.out = out.mutable_data_ptr();
+    product.num_rows = x.numel() / x.size(-1);
+    product.in_features = x.size(-1), product.out_features = out_features;
+    product.swiglu = swiglu, product.dtype = x.scalar_type();
+    choose(weight);
   }
 
-  Product product(const void* weight, bool swiglu) const {
-    return {weight,
-            rows.data,
-            added.defined() ? added.const_data_ptr() : nullptr,
-            out.mutable_data_ptr(),
-            x.numel() / x.size(-1),
-            x.size(-1),
-            out.size(-1),
-            swiglu,
-            x.scalar_type()};
+  void choose(Parts weight) {
+    if (weight.size() == 1) {
+      set_weight(product, weight[0]);
+      multiply = current->choose_multiply(product.dtype);
+      return;
+    }
+    TORCH_CHECK_VALUE(weight.size() == 2 || weight.size() == 3, weight.size(), " parts of a weight");
+    TORCH_CHECK_VALUE(!product.swiglu || product.out_features % TILE_ROWS == 0, "gates of ",
+                      product.out_features, " features end inside a tile");
+    set_weight(product, weight[0], weight[1],
+               weight.size() == 3 ? std::optional(weight[2]) : std::nullopt,
+               product.out_features * (product.swiglu ? 2 : 1));
+    multiply_tiles =
+        current->choose_multiply_tiles(weight[0].scalar_type(), weight[1].scalar_type());
+  }
+
+  int64_t num_parts() const { return padded(product.out_features) / TILE_ROWS; }
+
+  // Parts lo .. hi - 1, of rows [num_rows, padded(in_features)].
+  void run(const Scratch<float>& rows, int64_t lo, int64_t hi) const {
+    auto ready = product;
+    ready.x = rows.data;
+    if (multiply_tiles) return multiply_tiles(ready, lo, hi);
+    multiply(ready, lo * TILE_ROWS, std::min(hi * TILE_ROWS, product.out_features));
   }
 };
+
+at::Tensor product_of(const at::Tensor& x, Parts weight, int64_t out_features,
+                      const std::optional<at::Tensor>& norm, double eps,
+                      const std::optional<at::Tensor>& residual, bool swiglu) {
+  const Stage stage(x, weight, out_features, residual, swiglu);
+  const auto rows = normed_rows(x, norm, eps);
+  at::parallel_for(0, stage.num_parts(), 1,
+                   [&](int64_t lo, int64_t hi) { stage.run(rows, lo, hi); });
+  return stage.out;
+}
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
                   const std::optional<at::Tensor>& norm, double eps,
                   const std::optional<at::Tensor>& residual, bool swiglu) {
-  TORCH_CHECK_VALUE(weight.is_contiguous() && weight.size(1) == x.size(-1) &&
-                        weight.scalar_type() == x.scalar_type(),
-                    "weight ", weight.sizes(), " of ", weight.scalar_type(), " for rows of ",
-                    x.size(-1), " of ", x.scalar_type());
-  const Surroundings around(x, norm, eps, residual, weight.size(0) / (swiglu ? 2 : 1));
-  const Product product = around.product(weight.const_data_ptr(), swiglu);
-  Multiply* multiply = current->choose_multiply(weight.scalar_type());
-  at::parallel_for(0, product.out_features, FEATURES,
-                   [&](int64_t lo, int64_t hi) { multiply(product, lo, hi); });
-  return around.out;
+  TORCH_CHECK_VALUE(weight.dim() == 2, "weight ", weight.sizes());
+  return product_of(x, weight, weight.size(0) / (swiglu ? 2 : 1), norm, eps, residual, swiglu);
+}
+
+at::Tensor quantized_linear(const at::Tensor& x, const at::Tensor& codes, const at::Tensor& scales,
+                            const std::optional<at::Tensor>& mins, int64_t out_features,
+                            const std::optional<at::Tensor>& norm, double eps,
+                            const std::optional<at::Tensor>& residual, bool swiglu) {
+  std::vector<at::Tensor> parts = {codes, scales};
+  if (mins) parts.push_back(*mins);
+  return product_of(x, parts, out_features, norm, eps, residual, swiglu);
+}
+
+// Three products in one parallel region: between them threads wait for each other, which costs less
+// than waking them, and each norms all rows for itself.
+at::Tensor block_tail(const at::Tensor& attended, const at::Tensor& x, Parts o_proj,
+                      const at::Tensor& norm, double eps, Parts gate_up_proj, Parts down_proj,
+                      int64_t intermediate_size) {
+  const int64_t width = x.size(-1);
+  const Stage o(attended, o_proj, width, x, false);
+  const Stage gate_up(o.out, gate_up_proj, intermediate_size, std::nullopt, true);
+  const Stage down(gate_up.out, down_proj, width, o.out, false);
+#pragma omp parallel num_threads(at::get_num_threads()) if (!at::in_parallel_region())
+  {
+    const int64_t thread = omp_get_thread_num(), num_threads = omp_get_num_threads();
+    const auto run = [&](const Stage& stage, const Scratch<float>& rows) {
+      const int64_t num_parts = stage.num_parts();
+      stage.run(rows, num_parts * thread / num_threads, num_parts * (thread + 1) / num_threads);
+    };
+    run(o, padded_rows(attended, 1));
+#pragma omp barrier
+    run(gate_up, normed_rows(o.out, norm, eps));
+#pragma omp barrier
+    run(down, padded_rows(gate_up.out, 1));
+  }
+  return down.out;
+}
+
+at::Tensor dequantize(const at::Tensor& codes, const at::Tensor& scales,
+                      const std::optional<at::Tensor>& mins, int64_t num_features,
+                      int64_t in_features, at::ScalarType dtype) {
+  auto out = at::empty({num_features, in_features}, codes.options().dtype(dtype));
+  QuantizedProduct weight = {};
+  weight.out = out.mutable_data_ptr();
+  weight.out_features = num_features, weight.in_features = in_features;
+  weight.dtype = dtype;
+  set_weight(weight, codes, scales, mins, num_features);
+  auto* make_dense = current->choose_make_dense(codes.scalar_type(), scales.scalar_type());
+  at::parallel_for(0, codes.size(0), 1,
+                   [&](int64_t lo, int64_t hi) { make_dense(weight, lo, hi); });
+  return out;
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 #include <c10/util/bit_cast.h>
+#include <omp.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,0 +1,80 @@
+import pytest
+import torch
+from cache_case import INSTRUCTION_SETS
+from quantized_case import seeded_weight
+
+from kernels.block_tail import block_tail
+from kernels.linear import linear
+from kernels.quantized import QuantizedWeight, quantized_linear
+
+pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS, reason="no C++ compiler here")
+
+WIDTH, HEADS_WIDTH, INTERMEDIATE = 96, 64, 160
+SHAPES = [(WIDTH, HEADS_WIDTH), (2 * INTERMEDIATE, WIDTH), (WIDTH, INTERMEDIATE)]
+
+
+def dense(shape, dtype):
+    generator = torch.Generator().manual_seed(shape[0])
+    return (torch.randn(shape, generator=generator) / shape[1] ** 0.5).to(dtype)
+
+
+def codes(shape, bits, with_mins):
+    return seeded_weight(shape, 32, bits, with_mins)[0].tiled()
+
+
+WEIGHTS = {
+    "dense": dense,
+    "int8": lambda shape, dtype: codes(shape, 8, False),
+    "int4 with mins": lambda shape, dtype: codes(shape, 4, True),
+    "int4 and dense": lambda shape, dtype: (
+        dense(shape, dtype) if shape[0] == WIDTH else codes(shape, 4, False)
+    ),
+}
+
+
+def parts(weight):
+    return list(weight.parts) if isinstance(weight, QuantizedWeight) else [weight]
+
+
+def product(x, weight, *around, **options):
+    function = quantized_linear if isinstance(weight, QuantizedWeight) else linear
+    return function(x, weight, *around, **options)
+
+
+@pytest.fixture(params=INSTRUCTION_SETS)
+def instruction_set(request):
+    torch.ops.kv_fast.use_instruction_set(request.param)
+    yield request.param
+    torch.ops.kv_fast.use_instruction_set(INSTRUCTION_SETS[0])
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+@pytest.mark.parametrize("shape", [(1, 1), (2, 3), (16, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_one_call_gives_the_bits_of_three(instruction_set, kind, dtype, shape, num_threads):
+    generator = torch.Generator().manual_seed(8)
+    attended = torch.randn(*shape, HEADS_WIDTH, generator=generator).to(dtype)
+    x = torch.randn(*shape, WIDTH, generator=generator).to(dtype)
+    norm = torch.rand(WIDTH, generator=generator).to(dtype), 1e-5
+    o_proj, gate_up, down = (WEIGHTS[kind](shape, dtype) for shape in SHAPES)
+    h = product(attended, o_proj, None, x)
+    expected = product(product(h, gate_up, norm, swiglu=True), down, None, h)
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    y = block_tail(attended, x, parts(o_proj), norm, parts(gate_up), parts(down), INTERMEDIATE)
+    torch.set_num_threads(threads_before)
+    assert torch.equal(y, expected)
+
+
+def test_weights_that_do_not_follow_each_other_are_refused():
+    x, norm = torch.ones(1, WIDTH), (torch.ones(WIDTH), 1e-5)
+    o_proj, gate_up, down = ([dense(shape, torch.float32)] for shape in SHAPES)
+    attended = torch.ones(1, HEADS_WIDTH)
+    for size in (INTERMEDIATE - 16, INTERMEDIATE + 16):
+        with pytest.raises(ValueError, match="weight"):
+            block_tail(attended, x, o_proj, norm, gate_up, down, size)
+    with pytest.raises(ValueError, match="weight"):
+        block_tail(x, x, o_proj, norm, gate_up, down, INTERMEDIATE)
+    with pytest.raises(ValueError, match="0 parts"):
+        block_tail(attended, x, [], norm, gate_up, down, INTERMEDIATE)
