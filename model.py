@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from kernels.block_tail import block_tail
 from kernels.linear import linear, rms_norm
 
 
@@ -190,6 +191,8 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
+    """[B, T, C] -> [B, T, Hq * D]; `o_proj` is applied by the layer, with what follows."""
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
@@ -216,8 +219,7 @@ class Attention(nn.Module):
             q = rms_norm(q, self.q_norm.weight, self.q_norm.eps)
             k = rms_norm(k, self.k_norm.weight, self.k_norm.eps)
         q, k = apply_rope(q, *rope), apply_rope(k, *rope)
-        y = cache.attend(q, k, v, start_pos, past_len)  # [B, Hq, T, D]
-        return self.o_proj(y.transpose(1, 2).flatten(2), residual=x)
+        return cache.attend(q, k, v, start_pos, past_len).transpose(1, 2).flatten(2)
 
 
 class MLP(nn.Module):
@@ -253,8 +255,12 @@ class Block(nn.Module):
         cache: Cache,
         past_len: int | None,
     ) -> Tensor:
-        x = self.attention(x, self.attention_norm, rope, start_pos, cache, past_len)
-        return self.mlp(x, self.mlp_norm)
+        y = self.attention(x, self.attention_norm, rope, start_pos, cache, past_len)
+        o_proj, mlp = self.attention.o_proj, self.mlp
+        if o_proj.bias is not None:
+            return mlp(o_proj(y, residual=x), self.mlp_norm)
+        norm = self.mlp_norm.weight, self.mlp_norm.eps
+        return block_tail(y, x, o_proj.weight, norm, mlp.gate_up_proj.weight, mlp.down_proj.weight)
 
 
 class Transformer(nn.Module):

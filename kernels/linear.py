@@ -42,12 +42,17 @@ def linear(
     Returns:
         [..., N] in x's dtype. Sums are fp32; the C++ call keeps what is between them in fp32 too.
     """
-    few_rows = x.numel() <= MAX_ROWS * x.shape[-1]
-    trains = torch.is_grad_enabled() and weight.requires_grad  # the C++ call has no gradient
-    if x.device.type == "cpu" and few_rows and not trains and native.is_loaded():
+    if runs_in_cpp(x, weight):
         return torch.ops.kv_fast.linear(x, weight, *(norm or (None, 0.0)), residual, swiglu)
     y = F.linear(rms_norm(x, *norm) if norm else x, weight)
     return surrounded(y, residual, swiglu=swiglu)
+
+
+def runs_in_cpp(x: Tensor, weight: Tensor) -> bool:
+    """Whether the C++ kernels multiply x with a weight: few rows, on the CPU, without gradients."""
+    few_rows = x.numel() <= MAX_ROWS * x.shape[-1]
+    trains = torch.is_grad_enabled() and weight.requires_grad
+    return x.device.type == "cpu" and few_rows and not trains and native.is_loaded()
 
 
 def surrounded(y: Tensor, residual: Tensor | None, *, swiglu: bool) -> Tensor:

@@ -3,9 +3,8 @@ import torch
 from cache_case import INSTRUCTION_SETS
 from quantized_case import seeded_weight
 
-from kernels.block_tail import block_tail
+from kernels.block_tail import block_tail, product
 from kernels.linear import linear
-from kernels.quantized import QuantizedWeight, quantized_linear
 
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS, reason="no C++ compiler here")
 
@@ -32,15 +31,6 @@ WEIGHTS = {
 }
 
 
-def parts(weight):
-    return list(weight.parts) if isinstance(weight, QuantizedWeight) else [weight]
-
-
-def product(x, weight, *around, **options):
-    function = quantized_linear if isinstance(weight, QuantizedWeight) else linear
-    return function(x, weight, *around, **options)
-
-
 @pytest.fixture(params=INSTRUCTION_SETS)
 def instruction_set(request):
     torch.ops.kv_fast.use_instruction_set(request.param)
@@ -62,19 +52,30 @@ def test_one_call_gives_the_bits_of_three(instruction_set, kind, dtype, shape, n
     expected = product(product(h, gate_up, norm, swiglu=True), down, None, h)
     threads_before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
-    y = block_tail(attended, x, parts(o_proj), norm, parts(gate_up), parts(down), INTERMEDIATE)
+    y = block_tail(attended, x, o_proj, norm, gate_up, down)
     torch.set_num_threads(threads_before)
     assert torch.equal(y, expected)
 
 
+def test_what_cannot_be_one_call_is_three():
+    norm = torch.rand(WIDTH), 1e-5
+    odd = [(WIDTH, HEADS_WIDTH), (2 * 40, WIDTH), (WIDTH, 40)]
+    for shapes, num_rows in ((odd, 1), (SHAPES, 17)):
+        o_proj, gate_up, down = (dense(shape, torch.float32) for shape in shapes)
+        x, attended = torch.ones(num_rows, WIDTH), torch.ones(num_rows, HEADS_WIDTH)
+        h = linear(attended, o_proj, None, x)
+        expected = linear(linear(h, gate_up, norm, swiglu=True), down, None, h)
+        assert torch.equal(block_tail(attended, x, o_proj, norm, gate_up, down), expected)
+
+
 def test_weights_that_do_not_follow_each_other_are_refused():
-    x, norm = torch.ones(1, WIDTH), (torch.ones(WIDTH), 1e-5)
-    o_proj, gate_up, down = ([dense(shape, torch.float32)] for shape in SHAPES)
-    attended = torch.ones(1, HEADS_WIDTH)
-    for size in (INTERMEDIATE - 16, INTERMEDIATE + 16):
-        with pytest.raises(ValueError, match="weight"):
-            block_tail(attended, x, o_proj, norm, gate_up, down, size)
-    with pytest.raises(ValueError, match="weight"):
-        block_tail(x, x, o_proj, norm, gate_up, down, INTERMEDIATE)
+    x, attended = torch.ones(1, WIDTH), torch.ones(1, HEADS_WIDTH)
+    norm = torch.ones(WIDTH), 1e-5
+    for change in range(3):
+        weights = [dense(shape, torch.float32) for shape in SHAPES]
+        weights[change] = weights[change][:, 16:].contiguous()
+        o_proj, gate_up, down = weights
+        with pytest.raises(ValueError, match="for rows of"):
+            block_tail(attended, x, o_proj, norm, gate_up, down)
     with pytest.raises(ValueError, match="0 parts"):
-        block_tail(attended, x, [], norm, gate_up, down, INTERMEDIATE)
+        torch.ops.kv_fast.block_tail(attended, x, [], *norm, [gate_up], [down], INTERMEDIATE)
