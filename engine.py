@@ -78,7 +78,8 @@ def load_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype)
     """
     with torch.device("meta"):
         model = Transformer(checkpoint.config)
-    model.rope_freqs = model.rope_freqs.to(device)
+    # fp64, which Metal does not have.
+    model.rope_freqs = model.rope_freqs.to(device, torch.float32 if device.type == "mps" else None)
     sizes = [p.numel() for p in model.parameters()]
     total = sum(sizes) * dtype.itemsize
     empty = empty_in_huge_pages(total, len(sizes), device)

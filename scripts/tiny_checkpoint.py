@@ -204,7 +204,7 @@ def write_gguf(
             adders[type(value)](key, value)
     if config.rope_scaling and config.rope_scaling.kind != "linear":
         plain = rope_frequencies(replace(config, rope_scaling=None))
-        writer.add_tensor("rope_freqs.weight", (plain / rope_frequencies(config)).numpy())
+        writer.add_tensor("rope_freqs.weight", (plain / rope_frequencies(config)).float().numpy())
     for names in tensor_names(config):
         weight = interleaved_rows(weights[names.hf], config, names.hf).float().numpy()
         kind = tensor_type if weight.ndim == 2 else GGMLQuantizationType.F32

@@ -1,5 +1,4 @@
 import dataclasses
-import math
 from types import SimpleNamespace
 
 import pytest
@@ -55,19 +54,31 @@ def test_logits_are_fp32_of_only_the_rows_asked_for(tiny_model):
     torch.testing.assert_close(last, tiny_model.logits(x)[:, -1])
 
 
-def test_rope_angles_are_fp32_even_in_a_bf16_model():
-    model = seeded_model(dtype=torch.bfloat16)
-    assert rope_frequencies(TINY).dtype == torch.float32
-    model.rope_freqs = rope_frequencies(TINY)
-    far = torch.tensor([100_000])
-    # The position is past the end of any small cache.
-    caches = [SimpleNamespace(attend=lambda q, *_: q)] * TINY.num_layers
+SCALINGS = [
+    None,
+    RopeScaling(kind="linear", factor=4.0),
+    RopeScaling(kind="llama3", factor=8.0),
+    RopeScaling(kind="yarn", factor=4.0, attention_factor=0.7),
+]
+
+
+@pytest.mark.parametrize("scaling", SCALINGS, ids=lambda s: s.kind if s else "plain")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rope_is_fp64_rounded_once_at_the_end_of_any_context(dtype, scaling):
+    config = dataclasses.replace(TINY, rope_scaling=scaling, head_dim=64, rope_theta=500000.0)
+    model = seeded_model(config, dtype=dtype)
+    model.rope_freqs = rope_frequencies(config)
     seen = {}
     model.layers[0].register_forward_pre_hook(lambda _, args: seen.update(rope=args[1]))
-    model(IDS[:, :1], far, caches)
-    angle = 100_000 * rope_frequencies(TINY)[-1].double()
-    assert seen["rope"][0].dtype == torch.float32
-    assert seen["rope"][0][0, 0, -1].item() == pytest.approx(math.cos(angle), abs=1e-3)
+    # The positions are past the end of any small cache.
+    caches = [SimpleNamespace(attend=lambda q, *_: q)] * TINY.num_layers
+    model(IDS, torch.tensor([131_000]), caches)
+    positions = torch.arange(131_000, 131_048, dtype=torch.float64)
+    angles = torch.outer(positions, torch.tensor(frequencies(config), dtype=torch.float64))
+    scale = scaling.attention_factor if scaling else 1
+    for part, exact in zip(seen["rope"], (angles.cos(), angles.sin()), strict=True):
+        assert part.dtype == torch.float32
+        assert (part[0] - scale * exact).abs().max() < 2**-24
 
 
 def scaled(**scaling):
@@ -80,7 +91,7 @@ def test_linear_scaling_divides_every_frequency():
 
 def test_frequency_factors_divide_one_by_one():
     factors = tuple(float(i) for i in range(1, 9))
-    expected = rope_frequencies(TINY) / torch.tensor(factors)
+    expected = rope_frequencies(TINY) / torch.tensor(factors, dtype=torch.float64)
     assert torch.equal(scaled(kind="factors", freq_factors=factors), expected)
 
 
@@ -100,7 +111,8 @@ def test_llama3_and_yarn_scaling_equal_their_published_formulas(theta, scaling):
     plain = rope_frequencies(config)
     config = dataclasses.replace(config, rope_scaling=scaling)
     freqs = rope_frequencies(config)
-    torch.testing.assert_close(freqs, torch.tensor(frequencies(config)), rtol=1e-5, atol=0)
+    expected = torch.tensor(frequencies(config), dtype=torch.float64)
+    torch.testing.assert_close(freqs, expected, rtol=1e-12, atol=0)
     assert len({round(r, 3) for r in (plain / freqs).tolist()}) > 2  # kept, divided and blended
 
 
@@ -161,4 +173,4 @@ def test_no_buffer_grows_with_the_context():
     for max_seq_len in (512, 1 << 20):
         model = Transformer(ModelConfig(**{**vars(TINY), "max_seq_len": max_seq_len}))
         sizes.append(sum(buffer.nbytes for buffer in model.buffers()))
-    assert sizes[0] == sizes[1] == TINY.head_dim // 2 * 4
+    assert sizes[0] == sizes[1] == TINY.head_dim // 2 * 8
