@@ -9,6 +9,7 @@ import mmap
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,8 @@ from torch import Tensor
 
 from config import UserError
 
-BLOCK_BYTES = 1 << 22  # read at a time where elements change on the way
+BLOCK_BYTES = 1 << 22  # read at a time by each reader
+READERS = 4  # threads: while one waits for the disk, others get memory and copy; see LOG.md
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -71,20 +73,22 @@ class StoredTensor:
         if not (self.is_contiguous and out.is_contiguous()):
             out.copy_(self.read())
             return
-        with opened_at(self.file, self.offset, self.num_bytes) as opened:
-            if out.dtype == self.dtype and out.device.type == "cpu":
-                fill(opened, out)
-                return
-            buffer = short_lived_tensor((BLOCK_BYTES // self.dtype.itemsize,), self.dtype)
-            for block in out.view(-1).split(len(buffer)):
-                fill(opened, buffer[: len(block)])
-                block.copy_(buffer[: len(block)])
+        if out.dtype == self.dtype and out.device.type == "cpu":
+            fill_in_parallel(self.file, self.offset, out)
+            return
+        size = READERS * BLOCK_BYTES // self.dtype.itemsize
+        buffer = short_lived_tensor((size,), self.dtype)
+        offset = self.offset
+        for part in out.view(-1).split(size):
+            read = buffer[: len(part)]
+            fill_in_parallel(self.file, offset, read)
+            part.copy_(read)
+            offset += read.nbytes
 
     def read(self) -> Tensor:
         """The tensor, in memory that goes back to the system with it; errors as `read_into`."""
         flat = short_lived_tensor((self.span_bytes // self.dtype.itemsize,), self.dtype)
-        with opened_at(self.file, self.offset, self.span_bytes) as opened:
-            fill(opened, flat)
+        fill_in_parallel(self.file, self.offset, flat)
         return flat.as_strided(self.shape, self.strides) if self.strides else flat.view(self.shape)
 
 
@@ -99,6 +103,24 @@ def opened_at(file: Path, offset: int, num_bytes: int) -> Iterator[BinaryIO]:
         if sys.platform == "linux":
             os.posix_fadvise(opened.fileno(), offset, num_bytes, os.POSIX_FADV_WILLNEED)
         yield opened
+
+
+def fill_in_parallel(file: Path, offset: int, tensor: Tensor) -> None:
+    """Read a contiguous tensor in CPU memory, several blocks of it at a time.
+
+    One reader is slower than the disk: the first touch of each page of its memory, the page cache
+    and the copy between them keep a core busy while the disk waits.
+    """
+    data = tensor.view(-1).view(torch.uint8)
+
+    def read(start: int) -> None:
+        block = data[start : start + BLOCK_BYTES]
+        with opened_at(file, offset + start, len(block)) as opened:
+            fill(opened, block)
+
+    with ThreadPoolExecutor(READERS) as pool:
+        for _ in pool.map(read, range(0, len(data), BLOCK_BYTES)):
+            pass  # an error of a reader is raised here
 
 
 def fill(opened: BinaryIO, tensor: Tensor) -> None:

@@ -1,11 +1,14 @@
 """Reading a tensor out of a file: exact in every dtype and layout; a cut file ends no process."""
 
 import os
+import threading
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import torch
 from checkpoint_kinds import every_format, tiny
+from torch import Tensor
 
 import stored_tensor
 from checkpoint import open_checkpoint
@@ -34,6 +37,24 @@ def test_a_tensor_is_read_in_blocks_as_torch_converts_it(
     assert torch.equal(tensor.read(), BASE.to(dtype))
 
 
+@pytest.mark.parametrize("out_dtype", [torch.float32, torch.bfloat16])
+def test_as_many_blocks_as_there_are_readers_are_read_at_a_time(
+    out_dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensor = stored(tmp_path / "a", torch.float32)
+    monkeypatch.setattr(stored_tensor, "BLOCK_BYTES", tensor.num_bytes // stored_tensor.READERS)
+    together, fill = threading.Barrier(stored_tensor.READERS, timeout=20), stored_tensor.fill
+
+    def fill_once_all_have_come(opened: BinaryIO, out: Tensor) -> None:
+        together.wait()
+        fill(opened, out)
+
+    monkeypatch.setattr(stored_tensor, "fill", fill_once_all_have_come)
+    out = torch.empty(BASE.shape, dtype=out_dtype)
+    tensor.read_into(out)
+    assert torch.equal(out, BASE.to(out_dtype))
+
+
 def test_columns_of_a_larger_tensor_are_filled_and_no_others(tmp_path: Path) -> None:
     out = torch.zeros(40, 60)
     stored(tmp_path / "a", torch.float32).read_into(out[:, 30:])
@@ -41,7 +62,10 @@ def test_columns_of_a_larger_tensor_are_filled_and_no_others(tmp_path: Path) -> 
 
 
 @every_format
-def test_a_file_that_is_cut_while_it_is_read_is_named(kind: str, tmp_path: Path) -> None:
+def test_a_file_that_is_cut_while_it_is_read_is_named(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_tensor, "BLOCK_BYTES", 512)  # by several readers
     loaded = open_checkpoint(tiny(kind, tmp_path))
     weights = loaded.weights("cpu", torch.bfloat16)
     next(weights)
