@@ -134,10 +134,7 @@ class Linear(nn.Module):
 
 
 def rope_frequencies(config: ModelConfig) -> Tensor:
-    """Angle per position of each rotated pair: [D / 2], fp64.
-
-    In fp32 a frequency is wrong by up to 6e-8 of itself, and so is the angle: after 100,000 tokens
-    the fast pairs would be turned by some 0.005 too much or too little.
+    """Angle per position of each rotated pair: [D / 2], fp64; fp32 is off by 0.005 at 100,000.
 
     Source of "llama3": Llama 3.1, https://github.com/meta-llama/llama-models, `apply_scaling`.
     """
