@@ -1,8 +1,6 @@
 """Settings out of a checkpoint's files, by key; what is missing or senseless is refused by name."""
 
-import json
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 from config import UserError, describe, printable
 from model import ModelConfig
 from stored_tensor import DamagedFile
+from strict_json import json_object
 
 COMPLETE = "complete the download, or take another checkpoint"
 
@@ -36,7 +35,7 @@ class Fields:
     @classmethod
     def from_json(cls, file: Path) -> "Fields":
         with refusing(file, (OSError, DamagedFile), COMPLETE):
-            return cls(file, json_object(file.read_bytes()))
+            return cls(file, parse_object(file.read_bytes()))
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value as it stands; null counts as missing."""
@@ -79,22 +78,9 @@ class Fields:
             raise UserError(f"{self.file}: {error}; take another checkpoint") from error
 
 
-def json_object(data: bytes) -> dict[str, Any]:
-    """The one JSON object that `data` holds, in UTF-8; no key of it or inside it occurs twice."""
-
-    def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        values = dict(pairs)
-        if len(values) != len(pairs):
-            twice = next(key for key, count in Counter(k for k, _ in pairs).items() if count > 1)
-            raise DamagedFile(f'"{twice}" occurs twice')
-        return values
-
+def parse_object(data: bytes) -> dict[str, Any]:
+    """`json_object` of a part of a file that is checked as a whole: refuses with DamagedFile."""
     try:
-        values = json.loads(data.decode("utf-8"), object_pairs_hook=table)
-    except DamagedFile:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise DamagedFile(f"is not JSON ({error})") from error
-    if not isinstance(values, dict):
-        raise DamagedFile("is not a JSON object")
-    return values
+        return json_object(data)
+    except ValueError as error:
+        raise DamagedFile(str(error)) from error

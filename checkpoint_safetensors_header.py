@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from checkpoint_fields import json_object
+from checkpoint_fields import parse_object
 from stored_tensor import DamagedFile, StoredTensor, start_of
 
 MAX_HEADER_BYTES = 100_000_000
@@ -47,7 +47,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
         if header_bytes > min(size - 8, MAX_HEADER_BYTES):
             cause = f"{start_of(opened)}, not a safetensors file, or its header is cut off"
             raise DamagedFile(f"{cause} at byte {size} of {8 + header_bytes}")
-        header = json_object(opened.read(header_bytes))
+        header = parse_object(opened.read(header_bytes))
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise DamagedFile("__metadata__ is no table of texts")

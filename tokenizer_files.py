@@ -1,12 +1,12 @@
 """The small JSON files beside a tokenizer: who ends a text, whether it begins with a BOS, chat."""
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from chat_template import ChatTemplate
-from config import UserError
+from config import UserError, printable
+from strict_json import json_object
 from tokenizer_base import quoted
 
 # Later ones say what the first leaves out.
@@ -55,12 +55,9 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        value = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not JSON ({error}); download it again") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: {quoted(value)} where an object should be; download it again")
-    return value
+        return json_object(path.read_bytes())
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path}: {printable(str(error), 400)}; download it again") from None
 
 
 def may_add_bos(folder: Path) -> bool:

@@ -13,7 +13,7 @@ OURS = {path.stem for path in ROOT.glob("*.py")} | {"kernels", "scripts"}
 
 # From bottom to top: a module imports only from the lines below it, or from its own line.
 LAYERS = [
-    {"config", "command", "chat_render", "stats", "compiled_step"},
+    {"config", "command", "chat_render", "stats", "compiled_step", "strict_json"},
     {"durable", "kv_formats", "chat_template", "tokenizer_base"},
     {"kernels", "tokenizer_gguf", "tokenizer", "tokenizer_files", "results"},
     {"model"},

@@ -98,7 +98,7 @@ def test_all_that_is_wrong_is_told_together_before_weights_are_read(
         "--kv_cache_quantization int3: ",
         f"--prompt_file {tmp_path}/no: No such file",
         f"{folder}: holds no safetensors file",
-        f"{folder}/tokenizer.json: not JSON",
+        f"{folder}/tokenizer.json: is not JSON",
     ]
     assert len(named) == len(starts)
     assert all(map(str.startswith, named, starts)), named

@@ -129,9 +129,9 @@ def without_first_byte() -> bytes:
     ("name", "content", "cause"),
     [
         ("other.json", "{}", "no tokenizer.json and no tokenizer.model"),
-        ("tokenizer.json", "{", "tokenizer.json: not JSON"),
-        ("tokenizer.json", "[1]", "tokenizer.json: .* where an object"),
-        ("tokenizer.json", b"\xff\n", "tokenizer.json: not JSON"),
+        ("tokenizer.json", "{", "tokenizer.json: is not JSON"),
+        ("tokenizer.json", "[1]", "tokenizer.json: is not a JSON object"),
+        ("tokenizer.json", b"\xff\n", "tokenizer.json: is not JSON"),
         ("tokenizer.json", {"decoder": {"type": "ByteLevel"}}, "tokenizer.json: "),
         ("tokenizer.json", {"decoder": {"type": "WordPiece"}}, "tokenizer.json: decoder .*WordP"),
         ("tokenizer.json", {"decoder": None}, "tokenizer.json: decoder "),
@@ -160,7 +160,7 @@ def test_a_bad_file_is_named_in_one_line(
     ("name", "content", "cause"),
     [
         ("config.json", {"eos_token_id": "two"}, "config.json: eos_token_id is 'two'"),
-        ("tokenizer_config.json", "nope", "tokenizer_config.json: not JSON"),
+        ("tokenizer_config.json", "nope", "tokenizer_config.json: is not JSON"),
         ("tokenizer_config.json", {"add_bos_token": True}, "tokenizer_config.json: add_bos_token"),
         ("tokenizer_config.json", {"add_bos_token": "no"}, "_config.json: add_bos_token is 'no'; "),
         ("tokenizer_config.json", {"eos_token": 5}, "_config.json: eos_token is 5; the text of a"),
