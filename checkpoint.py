@@ -9,7 +9,7 @@ for what all of them offer.
 
 import sys
 
-from command import end_on_signals, run
+from command import end_on_signals, notes_held, run
 
 if __name__ == "__main__":
     end_on_signals()  # before the imports that take a second
@@ -21,16 +21,16 @@ from pathlib import Path
 
 import fetch
 from checkpoint_base import Checkpoint, FileCheckpoint, model_sha
-from checkpoint_gguf import GGUFCheckpoint
+from checkpoint_gguf import GGUFCheckpoint, tokenizer_in
 from checkpoint_gguf_header import MAGIC
-from checkpoint_gguf_parts import first_of
+from checkpoint_gguf_parts import first_of, read_parts
 from checkpoint_hf import HFCheckpoint
 from checkpoint_hf_files import holds_weights
 from checkpoint_meta import MetaCheckpoint
 from checkpoint_random import RandomCheckpoint
 from checkpoint_summary import as_text, summarize
 from config import RANDOM_PREFIX, Faults, UserError, flag
-from stored_tensor import check_regular
+from stored_tensor import check_regular, is_regular
 from tokenizer import open_tokenizer
 from tokenizer_base import Tokenizer
 
@@ -61,36 +61,49 @@ def open_checkpoint(path: Path) -> Checkpoint:
         return HFCheckpoint(path)
     if meta_folder:
         return MetaCheckpoint(path, meta_folder)
-    gguf_files = sorted(path.glob("*.gguf"))
-    if file := first_of(gguf_files):
+    if file := gguf_file(path):
         return open_file(file)
-    if gguf_files:
-        raise UserError(f"{path}: holds {len(gguf_files)} .gguf files; give the path of one")
     raise UserError(f"{path}: holds no config.json, params.json or .gguf file; copy them there")
+
+
+def gguf_file(path: Path) -> Path | None:
+    """The path itself where it is a file, else the one GGUF model of the folder, or none."""
+    if not path.is_dir():
+        return path if is_regular(path) else None
+    files = sorted(path.glob("*.gguf"))
+    file = first_of(files)
+    if files and not file:
+        raise UserError(f"{path}: holds {len(files)} .gguf files; give the path of one")
+    return file
 
 
 def open_file(file: Path) -> FileCheckpoint:
     check_regular([file])
-    with file.open("rb") as opened:
-        if opened.read(len(MAGIC)) == MAGIC:
-            return GGUFCheckpoint(file)
+    if is_gguf(file):
+        return GGUFCheckpoint(file)
     raise UserError(f"{file}: is not a GGUF file; for other formats give the folder that holds it")
 
 
+def is_gguf(file: Path) -> bool:
+    with file.open("rb") as opened:
+        return opened.read(len(MAGIC)) == MAGIC
+
+
 def tokenizer_of(path: Path) -> Tokenizer | None:
-    """The tokenizer of a folder, whatever its weights are; None where no kind can be told.
+    """The tokenizer, whatever else is wrong; None where no kind can be told.
 
     Raises:
         UserError: there is none, or it cannot be read.
     """
-    for folder, file in (
+    for folder, name in (
         (path, "config.json"),
         (path, "params.json"),
         (path / "original", "params.json"),
     ):
-        if (folder / file).is_file():
+        if (folder / name).is_file():
             return open_tokenizer(folder)
-    return None
+    file = gguf_file(path)
+    return tokenizer_in(read_parts(file)[1], file) if file and is_gguf(file) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,19 +115,24 @@ class CheckpointConfig:
     debug: bool = flag(False, help="show the traceback of an error")
 
 
-def main(config: CheckpointConfig) -> None:
-    """Check headers and tokenizer, and print what they say.
-
-    Raises:
-        UserError: all that is wrong, a line each.
-    """
-    path = fetch.resolve(config.path)
+@notes_held()
+def check(path: Path) -> tuple[Checkpoint, Tokenizer]:
     faults = Faults()
     checkpoint = faults.check(open_checkpoint, path)
     read = checkpoint.tokenizer if checkpoint else functools.partial(tokenizer_of, path)
     tokenizer = faults.check(read)
     faults.refuse()
     assert checkpoint and tokenizer
+    return checkpoint, tokenizer
+
+
+def main(config: CheckpointConfig) -> None:
+    """Check headers and tokenizer, and print what they say.
+
+    Raises:
+        UserError: all that is wrong, a line each.
+    """
+    checkpoint, tokenizer = check(fetch.resolve(config.path))
     document = summarize(checkpoint, tokenizer)
     print(json.dumps(document) if config.json else as_text(document))
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from checkpoint_fields import COMPLETE, refusing
-from config import UserError, printable
+from config import Faults, UserError, printable
 from model import ModelConfig, Transformer
 from stored_tensor import (
     DTYPES,
@@ -204,6 +204,16 @@ class FileCheckpoint(Checkpoint):
             shapes = [(count * self.config.head_dim, *shape[1:]) for count in heads]
             return [Source(*each) for each in zip(names, shapes, reorder, strict=True)]
         return [Source(each, (shape[0] // len(names), *shape[1:])) for each in names]
+
+
+def load_headers(
+    files: Iterable[Path], read_header: Callable[[Path], dict[str, StoredTensor]], cure: str
+) -> list[dict[str, StoredTensor]]:
+    """`load_header` of each file; all that are refused are told together."""
+    faults = Faults()
+    headers = [faults.check(load_header, file, read_header, cure) for file in files]
+    faults.refuse()
+    return [header for header in headers if header is not None]
 
 
 def load_header(

@@ -1,7 +1,9 @@
 """GGUF files: the config from the metadata, tensors read by offset and dequantised."""
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -126,11 +128,16 @@ class GGUFCheckpoint(FileCheckpoint):
             dequantise(entry, out)
 
     def tokenizer(self) -> Tokenizer:
-        with reading(self.path):
-            try:
-                return gguf_tokenizer(self.fields.values, str(self.path))
-            except UserError as error:  # it knows the keys, not the file
-                raise UserError(f"{self.path}: {error}") from error
+        return tokenizer_in(self.fields.values, self.path)
+
+
+def tokenizer_in(values: Mapping[str, Any], file: Path) -> Tokenizer:
+    """The tokenizer of GGUF metadata, which came from `file`."""
+    with reading(file):
+        try:
+            return gguf_tokenizer(values, str(file))
+        except UserError as error:  # it knows the keys, not the file
+            raise UserError(f"{file}: {error}") from error
 
 
 def shortest(value: float) -> float:

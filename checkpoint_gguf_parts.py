@@ -11,7 +11,7 @@ from typing import Any
 from checkpoint_base import listed
 from checkpoint_fields import COMPLETE, refusing
 from checkpoint_gguf_header import Entry, read_header
-from config import UserError, printable
+from config import Faults, UserError, printable
 from stored_tensor import DamagedFile, check_regular
 
 PART_NAME = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
@@ -44,7 +44,7 @@ def read_parts(path: Path) -> tuple[tuple[Path, ...], dict[str, Any], dict[str, 
     if count == 1:
         return (path,), values, entries
     files = part_files(path, count)
-    headers = [(values, entries) if file == path else read_one(file) for file in files]
+    headers = read_all(files)
     for number, (file, (part_values, _)) in enumerate(zip(files, headers, strict=True)):
         check_part(file, part_values, number, headers[0][0])
     merged: dict[str, Entry] = {}
@@ -57,6 +57,14 @@ def read_parts(path: Path) -> tuple[tuple[Path, ...], dict[str, Any], dict[str, 
         cause = f"{NUM_TENSORS} is {total!r}, its parts hold {len(merged)}"
         raise UserError(f"{files[0]}: {cause}; {COMPLETE}")
     return files, headers[0][0], merged
+
+
+def read_all(files: tuple[Path, ...]) -> list[Header]:
+    """The header of each part; all that are refused are told together."""
+    faults = Faults()
+    headers = [faults.check(read_one, file) for file in files]
+    faults.refuse()
+    return [header for header in headers if header is not None]
 
 
 def read_one(file: Path) -> Header:

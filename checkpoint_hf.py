@@ -5,11 +5,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from checkpoint_base import FileCheckpoint, load_header, main_dtype
+from checkpoint_base import FileCheckpoint, load_headers, main_dtype
 from checkpoint_fields import COMPLETE, Fields
 from checkpoint_hf_config import ARCHITECTURES, read_config
 from checkpoint_hf_files import find_weights
-from config import UserError, printable
+from config import Faults, UserError, printable
 from stored_tensor import StoredTensor
 from tokenizer import open_tokenizer
 from tokenizer_base import Tokenizer
@@ -46,11 +46,13 @@ class HFCheckpoint(FileCheckpoint):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = folder_name(path)
-        self.config = read_config(Fields.from_json(path / "config.json"))
-        layout, self.weight_files = find_weights(path)
         self.stored: dict[str, StoredTensor] = {}
-        for file in self.weight_files:
-            self.add(file, load_header(file, layout.read_header, layout.cure))
+        faults = Faults()
+        config = faults.check(lambda: read_config(Fields.from_json(path / "config.json")))
+        faults.check(self.find_tensors)
+        faults.refuse()
+        assert config is not None
+        self.config = config
         head = self.stored.pop(HEAD, None) if self.config.tie_embeddings else None
         if head:  # a tied matrix may be there twice, or under the name of the head alone
             self.stored.setdefault(EMBEDDING, head)
@@ -58,6 +60,13 @@ class HFCheckpoint(FileCheckpoint):
         if head:
             self.check_tied(head)
         self.dtype = main_dtype([(t.dtype, t.num_bytes) for t in self.stored.values()])
+
+    def find_tensors(self) -> None:
+        """Where each tensor lies, whatever the config says."""
+        layout, self.weight_files = find_weights(self.path)
+        headers = load_headers(self.weight_files, layout.read_header, layout.cure)
+        for file, header in zip(self.weight_files, headers, strict=True):
+            self.add(file, header)
 
     def add(self, file: Path, header: dict[str, StoredTensor]) -> None:
         for name, tensor in header.items():

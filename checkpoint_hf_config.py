@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from checkpoint_fields import COMPLETE, Fields, refusing
+from config import UserError
 from model import ModelConfig, RopeScaling
 
 log = logging.getLogger("kv_fast")
@@ -108,9 +109,13 @@ def read_architecture(fields: Fields) -> Architecture:
     names = fields.get("architectures")
     if names not in [[name] for name in ARCHITECTURES]:
         raise fields.error("architectures", f"supported are {', '.join(ARCHITECTURES)}")
-    for key, required in REQUIRED_SETTINGS.items():
-        if fields.get(key, required) != required:
-            raise fields.error(key, "the model would differ; take another checkpoint")
+    causes = [
+        str(fields.error(key, "the model would differ; take another checkpoint"))
+        for key, required in REQUIRED_SETTINGS.items()
+        if fields.get(key, required) != required
+    ]
+    if causes:
+        raise UserError(*causes)
     return ARCHITECTURES[names[0]]
 
 

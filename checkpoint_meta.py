@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from checkpoint_base import FileCheckpoint, load_header, main_dtype
+from checkpoint_base import FileCheckpoint, load_headers, main_dtype
 from checkpoint_fields import COMPLETE, Fields
 from checkpoint_hf import folder_name
 from checkpoint_pth_header import RESAVE, read_header
-from config import UserError, printable
+from config import Faults, UserError, printable
 from model import ModelConfig, RopeScaling
 from stored_tensor import StoredTensor
 from tokenizer import open_tokenizer
@@ -47,11 +47,12 @@ class MetaCheckpoint(FileCheckpoint):
         self.path = path
         self.name = folder_name(path)
         self.folder = folder
-        fields = Fields.from_json(folder / "params.json")
+        faults = Faults()
+        fields = faults.check(Fields.from_json, folder / "params.json")
+        faults.check(self.find_shards)
+        faults.refuse()
+        assert fields is not None
         self.hidden_size = fields.integer("dim")
-        self.weight_files = find_weight_files(folder)
-        self.shards = [load_header(file, read_header, RESAVE) for file in self.weight_files]
-        check_shards_agree(self.weight_files, self.shards)
         check_num_shards(fields, self.shards)
         shapes = {name: self.merged_shape(name) for name in self.shards[0]}
         shapes.pop("rope.freqs", None)  # a buffer of old exports, computed from the config here
@@ -59,6 +60,12 @@ class MetaCheckpoint(FileCheckpoint):
         self.check(shapes)
         self.check_copies(shapes)
         self.dtype = main_dtype([(t.dtype, t.num_bytes) for t in self.shards[0].values()])
+
+    def find_shards(self) -> None:
+        """What each shard holds, whatever params.json says."""
+        self.weight_files = find_weight_files(self.folder)
+        self.shards = load_headers(self.weight_files, read_header, RESAVE)
+        check_shards_agree(self.weight_files, self.shards)
 
     def split_dim(self, name: str) -> int | None:
         """The dimension of a tensor that the shards divide; None where each holds all of it.

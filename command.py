@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -66,6 +66,28 @@ def run(main: Callable[[Any], int | None], cls: type, argv: Sequence[str] | None
         document = _last_words(error, argv)
     _finish_stdout(document)
     return code
+
+
+@contextlib.contextmanager
+def notes_held() -> Iterator[None]:
+    """Keep what is logged until a request was found right: a refusal stands alone on stderr."""
+    logger = logging.getLogger("kv_fast")
+    held: list[logging.LogRecord] = []
+
+    def hold(record: logging.LogRecord) -> bool:
+        held.append(record)
+        return False
+
+    logger.addFilter(hold)
+    try:
+        yield
+    except UserError:
+        held.clear()
+        raise
+    finally:
+        logger.removeFilter(hold)
+        for record in held:
+            logger.handle(record)
 
 
 def _open_streams() -> None:

@@ -11,6 +11,7 @@ import accounting
 import fetch
 import machine
 from checkpoint import Checkpoint, open_checkpoint, tokenizer_of
+from command import notes_held
 from config import RANDOM_PREFIX, Faults, GenerateConfig, UserError
 from durable import check_writable
 from request import Request, read_inputs, resolve_request
@@ -33,6 +34,7 @@ class Plan:
     expected_bytes: Mapping[str, int]
 
 
+@notes_held()
 def preflight(config: GenerateConfig) -> Plan:
     """Check the flags, the machine, the checkpoint's headers, the tokenizer, lengths and memory.
 

@@ -13,7 +13,7 @@ from checkpoint import CheckpointConfig, open_checkpoint
 from checkpoint_summary import as_text, summarize
 from command import run
 from model import ModelConfig, RopeScaling
-from scripts.tiny_checkpoint import TINY, random_weights, write_hf
+from scripts.tiny_checkpoint import TINY
 from tokenizer_base import Tokenizer
 
 TIED = dataclasses.replace(TINY, tie_embeddings=True)
@@ -113,14 +113,3 @@ def test_a_model_without_files_is_shown_too(capsys: pytest.CaptureFixture) -> No
     text = shown(Path("random:tiny"), capsys=capsys)
     assert "random, architecture llama" in text
     assert "files:         0.0 MB: none" in text
-
-
-def test_all_that_is_wrong_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    path = write_hf(tmp_path / "model", TINY, random_weights(TINY))
-    (path / "model.safetensors").unlink()
-    assert run(checkpoint.main, CheckpointConfig, [str(path)]) == 2
-    captured = capsys.readouterr()
-    first, second = captured.err.splitlines()
-    assert first.startswith(f"error: {path}: holds no safetensors file")
-    assert second.startswith(f"error: {path}: no tokenizer.json and no tokenizer.model")
-    assert captured.out == ""

@@ -104,6 +104,17 @@ def test_all_that_is_wrong_is_told_together_before_weights_are_read(
     assert all(map(str.startswith, named, starts)), named
 
 
+def test_notes_stand_in_front_of_no_refusal(run_generate, checkpoint, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint, folder)
+    (folder / "stray.safetensors").write_bytes(b"")
+    words = ["--max_new_tokens", 10**5, "--cache_size", 20]
+    run = run_generate(*words, path=folder, prepare=weights_are_not_read)
+    assert (run.code, run.stderr) == (2, run.error + "\n")
+    run = run_generate("--max_new_tokens", 1, path=folder)
+    assert "reads model.safetensors, not stray.safetensors\n" in run.stderr
+
+
 def test_memory_that_is_not_there_is_told_beside_other_faults(run_generate, checkpoint):
     words = ["--cache_size", 100_000_000_000, "--write_result", checkpoint / "config.json"]
     run = run_generate(*words)
