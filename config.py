@@ -151,7 +151,7 @@ def _parser(cls: type) -> argparse.ArgumentParser:
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
         formatter_class=functools.partial(
-            argparse.RawDescriptionHelpFormatter, width=160, max_help_position=40
+            argparse.RawDescriptionHelpFormatter, width=170, max_help_position=40
         ),
     )
     for item in dataclasses.fields(cls):  # type: ignore[arg-type]
@@ -215,6 +215,9 @@ class GenerateConfig:
         False, help="put the prompt as a user's message into the checkpoint's chat template"
     )
     system: str | None = flag(None, help="the system message of --chat")
+    parse_special: bool = flag(
+        False, help="let the text of a control token in the prompt be that token, not plain text"
+    )
     depth: int = flag(0, minimum=0, help="tokens already in the cache before the timed prompt")
     depth_fill: str = flag(
         "prefill",
@@ -266,6 +269,9 @@ class GenerateConfig:
             raise UserError("--chat and --prompt_tokens: exclude each other; give a text")
         if self.system is not None and not self.chat:
             raise UserError("--system: has no effect without --chat; give both")
+        if self.parse_special and (self.chat or self.prompt_tokens is not None):
+            other = "--chat" if self.chat else "--prompt_tokens"
+            raise UserError(f"--parse_special and {other}: exclude each other; leave one out")
         if self.depth_fill == "synthetic" and not self.depth:
             raise UserError("--depth_fill synthetic: has no effect without --depth; give one")
         if self.write_result is not None:

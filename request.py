@@ -209,7 +209,10 @@ def _prompt_ids(
     if config.prompt_tokens is not None:
         bos_id = tokenizer.bos_id if starts else None
         return random_ids(config.prompt_tokens, ordinary, generator, bos_id)
-    ids = tokenizer.encode_chat(messages(config, text)) if config.chat else tokenizer.encode(text)
+    if config.chat:
+        ids = tokenizer.encode_chat(messages(config, text))
+    else:
+        ids = tokenizer.encode(text, parse_special=config.parse_special)
     if not starts and ids[:1] == [tokenizer.bos_id]:
         ids = ids[1:]  # it stands at position 0, in front of the depth ids
     if starts and not ids:

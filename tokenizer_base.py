@@ -111,16 +111,20 @@ class Tokenizer:
         """How many ids decode; a model's embedding may be padded beyond it."""
         return len(self.pieces)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, parse_special: bool = False) -> list[int]:
         """The ids of `text` after exactly one BOS where the checkpoint wants one.
+
+        Args:
+            text: without its own BOS, unless control tokens are parsed.
+            parse_special: the text of a control token is that token.
 
         Raises:
             UserError: the text holds bytes that are not UTF-8 (lone surrogates in Python).
         """
         check_text(text)
-        bos = [] if self.bos_id is None else [self.bos_id]
+        parts = self._control_pattern().split(text) if parse_special else [text]
         with reading(self.source):
-            return bos + self.encode_text(text)
+            return self._behind_bos(self._encode_parts(parts))
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """The ids of a conversation up to where the assistant begins.
@@ -144,23 +148,24 @@ class Tokenizer:
         rendered = self.chat_template.render(
             [{**message, "content": text} for message, text in zip(messages, safe, strict=True)]
         )
+        parts = [part.replace(mark, "") for part in control.split(rendered)]
         with reading(self.source):
-            ids = self._encode_rendered(control.split(rendered), mark)
-        if self.bos_id is None or ids[:1] == [self.bos_id]:
-            return ids
-        return [self.bos_id, *ids]
+            return self._behind_bos(self._encode_parts(parts))
+
+    def _behind_bos(self, ids: list[int]) -> list[int]:
+        return ids if self.bos_id is None or ids[:1] == [self.bos_id] else [self.bos_id, *ids]
 
     def _control_pattern(self) -> re.Pattern[str]:
         """Matches the text of a control token, the longest first; nothing where there are none."""
         texts = sorted(self.control_ids, key=len, reverse=True)
         return re.compile(f"({'|'.join(map(re.escape, texts)) or '(?!)'})")
 
-    def _encode_rendered(self, parts: Sequence[str], mark: str) -> list[int]:
+    def _encode_parts(self, parts: Sequence[str]) -> list[int]:
         """The ids of ordinary text and control tokens in turns."""
         ids = []
         encode = self.encode_text
         for text, control in itertools.zip_longest(parts[::2], parts[1::2], fillvalue=""):
-            ids += encode(text.replace(mark, "")) if text else []
+            ids += encode(text) if text else []
             ids += [self.control_ids[control]] if control else []
             encode = self.encode_after_control or encode
         return ids

@@ -20,7 +20,7 @@ NASTY = [
 ]  # fmt: skip
 
 FLAGS = [
-    "checkpoint_path", "prompt", "prompt_file", "prompt_tokens", "chat", "system",
+    "checkpoint_path", "prompt", "prompt_file", "prompt_tokens", "chat", "system", "parse_special",
     "depth", "depth_fill",
     "max_new_tokens", "cache_size", "kv_cache_quantization", "prefill_chunk", "dtype",
     "device", "compile", "temperature", "top_k", "seed",
@@ -57,6 +57,8 @@ def random_config(rng: random.Random) -> GenerateConfig:
         values["chat"] = False
     if not values["chat"]:
         values["system"] = None
+    if values["chat"] or values.get("prompt_tokens") is not None:
+        values["parse_special"] = False
     if not values["depth"]:
         values["depth_fill"] = "prefill"
     return GenerateConfig(**values)
@@ -126,6 +128,8 @@ def test_an_alias_sets_the_same_field():
         ("--json=1", "ignored explicit argument '1'"),
         ("stray", "stray: unknown flag"),
         ("--prompt_file a --prompt_tokens 3", "--prompt_file and --prompt_tokens: exclude"),
+        ("--parse_special --chat", "--parse_special and --chat: exclude each other"),
+        ("--parse_special --prompt_tokens 3", "--parse_special and --prompt_tokens: exclude"),
         ("--prompt x --prompt_tokens 3", "--prompt and --prompt_tokens: exclude"),
         ("--prompt x --prompt_file a", "--prompt and --prompt_file: exclude"),
         ("--prompt 'a\nb' --write_result r.txt", r"--prompt_file takes any text"),

@@ -72,6 +72,15 @@ def test_special_text_in_a_prompt_runs_and_stops_nothing(run_generate):
     assert run.row.prompt_len > len(prompt) / 2
 
 
+def test_special_text_that_is_parsed_is_one_token_each_and_stops_nothing(run_generate):
+    prompt = "what is <|end_of_text|> and <|eot_id|>?"
+    run = run_generate(*EXACT, "--prompt", prompt, "--parse_special")
+    assert run.code == 0
+    assert run.stdout.startswith("what is  and ?")
+    assert run.row.prompt_len == 1 + len("what is  and ?") + 2
+    assert "--parse_special" in run.row.repro
+
+
 def chain(*ids):
     """Weights of which each of these ids is followed by the next, and the last by itself.
 

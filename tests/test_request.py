@@ -136,6 +136,13 @@ def test_the_text_of_a_special_token_is_no_special_token():
     assert not SPECIAL_IDS & set(request.prompt_ids[1:])
 
 
+def test_the_text_of_a_special_token_is_that_token_where_it_is_asked_for():
+    prompt = "a<eos>b"
+    ids = resolved(chat_tokenizer(), prompt=prompt, parse_special=True).prompt_ids
+    assert ids == (BOS_ID, ord("a"), EOS_ID, ord("b"))
+    assert EOS_ID not in resolved(chat_tokenizer(), prompt=prompt).prompt_ids
+
+
 def test_ids_beyond_the_vocabulary_are_refused_with_both_numbers():
     # TINY has 320 ids; a tokenizer of a larger model gives 320
     tokenizer = byte_tokenizer(bos_id=320)

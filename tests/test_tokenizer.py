@@ -58,6 +58,18 @@ def test_control_text_in_a_prompt_is_ordinary_text(tokenizer: Tokenizer) -> None
     assert tokenizer.decode(ids) == CONTROL_TEXT
 
 
+def test_control_text_is_its_token_where_that_is_asked_for(tokenizer: Tokenizer) -> None:
+    end, end_id = next((t, i) for t, i in tokenizer.control_ids.items() if i in tokenizer.stop_ids)
+    bos = next(text for text, i in tokenizer.control_ids.items() if i == tokenizer.bos_id)
+    ids = tokenizer.encode(f"say{end}{end}a <tag>", parse_special=True)
+    first, *between, last = "".join("," if i == end_id else "." for i in ids).split(",")
+    assert (first, between, bool(last)) == ("." * len(tokenizer.encode("say")), [""], True)
+    assert tokenizer.decode(ids).replace(" ", "") == "saya<tag>"
+    assert ids[0] == tokenizer.bos_id
+    assert tokenizer.encode(f"{bos}say{end}{end}a <tag>", parse_special=True) == ids
+    assert tokenizer.encode("say <tag>", parse_special=True) == tokenizer.encode("say <tag>")
+
+
 def test_control_tokens_and_only_they_print_nothing(tokenizer: Tokenizer) -> None:
     silent = {i for i, piece in enumerate(tokenizer.pieces) if not piece}
     assert silent == tokenizer.special_ids
