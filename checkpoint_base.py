@@ -116,7 +116,7 @@ class FileCheckpoint(Checkpoint):
     # Our parameter without its last part (weight, bias) and with {} for the layer -> tensors of
     # the file, stacked.
     names: ClassVar[Mapping[str, Sequence[str]]]
-    interleaved_rope: ClassVar[bool]
+    interleaved_rope: bool
     cure: ClassVar[str] = COMPLETE  # for tensors that are not those of the config
 
     dtype: torch.dtype | None

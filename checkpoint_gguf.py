@@ -24,6 +24,12 @@ from tokenizer_gguf import gguf_tokenizer
 ROPE_FACTORS = "rope_freqs.weight"
 BLOCK_BYTES = 1 << 18  # dequantised at a time: its fp32 temporaries stay in the CPU's cache
 
+INTERLEAVED = {"llama": True, "qwen2": False, "qwen3": False}
+"""Architecture -> whether rows of q and k are in Meta's rope layout: llama.cpp's `rope_type`.
+
+The only list of those that are read. In llama.cpp's src/llama-arch.cpp their tensors differ by
+biases of q, k and v, and by norms of q and k."""
+
 PLAIN_DTYPES = {
     GGMLQuantizationType.F32: torch.float32,
     GGMLQuantizationType.F16: torch.float16,
@@ -32,12 +38,18 @@ PLAIN_DTYPES = {
 
 
 class GGUFCheckpoint(FileCheckpoint):
-    """A .gguf file or its parts, of the llama architecture; without `output.weight` tied."""
+    """A .gguf file or its parts, of an architecture of INTERLEAVED; without `output.weight` tied.
+
+    Attributes:
+        architecture: its name, with which the keys of its settings begin.
+    """
 
     names = {
         "embed_tokens": ["token_embd"],
         "layers.{}.attention_norm": ["blk.{}.attn_norm"],
         "layers.{}.attention.qkv_proj": ["blk.{}.attn_q", "blk.{}.attn_k", "blk.{}.attn_v"],
+        "layers.{}.attention.q_norm": ["blk.{}.attn_q_norm"],
+        "layers.{}.attention.k_norm": ["blk.{}.attn_k_norm"],
         "layers.{}.attention.o_proj": ["blk.{}.attn_output"],
         "layers.{}.mlp_norm": ["blk.{}.ffn_norm"],
         "layers.{}.mlp.gate_up_proj": ["blk.{}.ffn_gate", "blk.{}.ffn_up"],
@@ -45,7 +57,6 @@ class GGUFCheckpoint(FileCheckpoint):
         "norm": ["output_norm"],
         "lm_head": ["output"],
     }
-    interleaved_rope = True
 
     def __init__(self, path: Path) -> None:
         """Open `path`: the only file, or any part of several."""
@@ -54,6 +65,8 @@ class GGUFCheckpoint(FileCheckpoint):
         self.weight_files, values, self.entries = read_parts(path)
         self.fields = Fields(self.weight_files[0], values)
         check_readable(self.entries)
+        self.architecture = read_architecture(self.fields)
+        self.interleaved_rope = INTERLEAVED[self.architecture]
         self.config = self._read_config()
         shapes = {name: entry.shape for name, entry in self.entries.items()}
         shapes.pop(ROPE_FACTORS, None)  # part of the config, not a parameter
@@ -63,28 +76,29 @@ class GGUFCheckpoint(FileCheckpoint):
 
     def _read_config(self) -> ModelConfig:
         """ModelConfig of the metadata, with the defaults that llama.cpp takes."""
-        fields = self.fields
-        if fields.get("general.architecture") != "llama":
-            raise fields.error("general.architecture", "only llama is supported")
-        num_heads = fields.integer("llama.attention.head_count")
-        hidden_size = fields.integer("llama.embedding_length")
-        head_dim = fields.integer("llama.attention.key_length", hidden_size // num_heads)
-        for key in ("llama.attention.value_length", "llama.rope.dimension_count"):
+        fields, name = self.fields, self.architecture
+        num_heads = fields.integer(f"{name}.attention.head_count")
+        hidden_size = fields.integer(f"{name}.embedding_length")
+        head_dim = fields.integer(f"{name}.attention.key_length", hidden_size // num_heads)
+        for key in (f"{name}.attention.value_length", f"{name}.rope.dimension_count"):
             if fields.get(key, head_dim) != head_dim:
                 raise fields.error(key, f"only the size of a key head, {head_dim}, is supported")
         return fields.model_config(
-            num_layers=fields.integer("llama.block_count"),
+            num_layers=fields.integer(f"{name}.block_count"),
             num_heads=num_heads,
-            num_kv_heads=fields.integer("llama.attention.head_count_kv", num_heads),
+            num_kv_heads=fields.integer(f"{name}.attention.head_count_kv", num_heads),
             head_dim=head_dim,
             hidden_size=hidden_size,
-            intermediate_size=fields.integer("llama.feed_forward_length"),
+            intermediate_size=fields.integer(f"{name}.feed_forward_length"),
             vocab_size=self._vocab_size(),
-            max_seq_len=fields.integer("llama.context_length"),
-            norm_eps=shortest(fields.number("llama.attention.layer_norm_rms_epsilon")),
-            rope_theta=fields.number("llama.rope.freq_base", 10000.0),
+            max_seq_len=fields.integer(f"{name}.context_length"),
+            norm_eps=shortest(fields.number(f"{name}.attention.layer_norm_rms_epsilon")),
+            rope_theta=fields.number(f"{name}.rope.freq_base", 10000.0),
             rope_scaling=self._read_rope_scaling(head_dim),
             tie_embeddings="output.weight" not in self.entries,
+            qkv_bias=name == "qwen2" or "blk.0.attn_q.bias" in self.entries,
+            o_bias="blk.0.attn_output.bias" in self.entries,
+            qk_norm=name == "qwen3",
         )
 
     def _vocab_size(self) -> int:
@@ -111,10 +125,11 @@ class GGUFCheckpoint(FileCheckpoint):
     def _linear_scaling(self) -> RopeScaling | None:
         """As llama.cpp reads it: linear where no type is named, none where the factor is 0."""
         fields = self.fields
-        kind = fields.get("llama.rope.scaling.type", "linear")
+        kind_key = f"{self.architecture}.rope.scaling.type"
+        kind = fields.get(kind_key, "linear")
         if kind not in ("none", "linear"):
-            raise fields.error("llama.rope.scaling.type", "supported are none and linear")
-        keys = ("llama.rope.scaling.factor", "llama.rope.scale_linear")
+            raise fields.error(kind_key, "supported are none and linear")
+        keys = (f"{self.architecture}.rope.{name}" for name in ("scaling.factor", "scale_linear"))
         key = next((key for key in keys if fields.get(key, 0)), None)
         if kind == "none" or key is None:
             return None
@@ -138,6 +153,13 @@ def tokenizer_in(values: Mapping[str, Any], file: Path) -> Tokenizer:
             return gguf_tokenizer(values, str(file))
         except UserError as error:  # it knows the keys, not the file
             raise UserError(f"{file}: {error}") from error
+
+
+def read_architecture(fields: Fields) -> str:
+    name = fields.get("general.architecture")
+    if not isinstance(name, str) or name not in INTERLEAVED:
+        raise fields.error("general.architecture", f"supported are {', '.join(INTERLEAVED)}")
+    return name
 
 
 def shortest(value: float) -> float:

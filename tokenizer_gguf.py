@@ -34,6 +34,7 @@ WORDS = {
     "gpt-2": (GPT2_WORDS,),
     "llama-bpe": (LLAMA3_WORDS,),
     "llama3": (LLAMA3_WORDS,),
+    "qwen2": (LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}"),),
     "smollm": (r"\p{N}", GPT2_WORDS),
 }
 # Those that want a BOS by default and take a word that is a token whole, without its merges.

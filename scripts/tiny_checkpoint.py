@@ -88,8 +88,13 @@ def write_hf(
     return folder
 
 
+def architecture(config: ModelConfig) -> str:
+    """The one that has the model's options, as Hugging Face calls it; in GGUF in small letters."""
+    return "Qwen3" if config.qk_norm else "Qwen2" if config.qkv_bias > config.o_bias else "Llama"
+
+
 def hf_config(config: ModelConfig) -> dict[str, Any]:
-    kind = "Qwen3" if config.qk_norm else "Qwen2" if config.qkv_bias > config.o_bias else "Llama"
+    kind = architecture(config)
     settings = {
         "architectures": [f"{kind}ForCausalLM"],
         "model_type": kind.lower(),
@@ -110,11 +115,6 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
     if config.rope_scaling:
         settings["rope_scaling"] = hf_rope_scaling(config.rope_scaling)
     return settings
-
-
-def refuse_options(config: ModelConfig, holder: str) -> None:
-    if config.qkv_bias or config.o_bias or config.qk_norm:
-        raise ValueError(f"{holder} cannot hold biases of attention, nor norms of q and k")
 
 
 def hf_rope_scaling(scaling: RopeScaling) -> dict[str, Any]:
@@ -149,7 +149,8 @@ def write_meta(
     files: Mapping[str, bytes] | None = None,
 ) -> Path:
     """params.json, consolidated.00.pth and the tokenizer's `files`; a tied head becomes a copy."""
-    refuse_options(config, "params.json")
+    if config.qkv_bias or config.o_bias or config.qk_norm:
+        raise ValueError("params.json cannot hold biases of attention, nor norms of q and k")
     if config.rope_scaling and config.rope_scaling.kind != "llama3":
         raise ValueError(f"params.json cannot hold rope scaling {config.rope_scaling.kind!r}")
     write_files(folder, files or {})
@@ -189,9 +190,9 @@ def write_gguf(
     Args:
         fields: Metadata besides what the config gives, or instead of it; None leaves a key out.
     """
-    refuse_options(config, "a GGUF file of the llama architecture")
+    name = architecture(config).lower()
     file.parent.mkdir(parents=True, exist_ok=True)
-    writer = GGUFWriter(file, "llama", split_max_tensors=max_tensors)
+    writer = GGUFWriter(file, name, split_max_tensors=max_tensors)
     adders: dict[type, Callable[[str, Any], None]] = {
         str: writer.add_string,
         bool: writer.add_bool,
@@ -206,9 +207,12 @@ def write_gguf(
         plain = rope_frequencies(replace(config, rope_scaling=None))
         writer.add_tensor("rope_freqs.weight", (plain / rope_frequencies(config)).float().numpy())
     for names in tensor_names(config):
-        weight = interleaved_rows(weights[names.hf], config, names.hf).float().numpy()
+        weight = weights[names.hf]
+        if name == "llama":
+            weight = interleaved_rows(weight, config, names.hf)
+        data = weight.float().numpy()
         kind = tensor_type if weight.ndim == 2 else GGMLQuantizationType.F32
-        writer.add_tensor(names.gguf, gguf.quantize(weight, kind), raw_dtype=kind)
+        writer.add_tensor(names.gguf, gguf.quantize(data, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -217,23 +221,24 @@ def write_gguf(
 
 
 def gguf_settings(config: ModelConfig) -> dict[str, Any]:
+    name = architecture(config).lower()
     settings: dict[str, Any] = {
-        "llama.block_count": config.num_layers,
-        "llama.attention.head_count": config.num_heads,
-        "llama.attention.head_count_kv": config.num_kv_heads,
-        "llama.attention.key_length": config.head_dim,
-        "llama.attention.value_length": config.head_dim,
-        "llama.rope.dimension_count": config.head_dim,
-        "llama.embedding_length": config.hidden_size,
-        "llama.feed_forward_length": config.intermediate_size,
-        "llama.context_length": config.max_seq_len,
-        "llama.attention.layer_norm_rms_epsilon": config.norm_eps,
-        "llama.rope.freq_base": config.rope_theta,
+        f"{name}.block_count": config.num_layers,
+        f"{name}.attention.head_count": config.num_heads,
+        f"{name}.attention.head_count_kv": config.num_kv_heads,
+        f"{name}.attention.key_length": config.head_dim,
+        f"{name}.attention.value_length": config.head_dim,
+        f"{name}.rope.dimension_count": config.head_dim,
+        f"{name}.embedding_length": config.hidden_size,
+        f"{name}.feed_forward_length": config.intermediate_size,
+        f"{name}.context_length": config.max_seq_len,
+        f"{name}.attention.layer_norm_rms_epsilon": config.norm_eps,
+        f"{name}.rope.freq_base": config.rope_theta,
     }
     scaling = config.rope_scaling
     if scaling and scaling.kind == "linear":
         linear = {"type": "linear", "factor": scaling.factor}
-        settings |= {f"llama.rope.scaling.{key}": value for key, value in linear.items()}
+        settings |= {f"{name}.rope.scaling.{key}": value for key, value in linear.items()}
     return settings
 
 
