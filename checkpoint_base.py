@@ -111,6 +111,7 @@ class FileCheckpoint(Checkpoint):
         name: Of the folder, or of the file without ".gguf".
         dtype: The dtype most bytes are stored in; None when they are quantised blocks.
         weight_files: The files the tensors come from, in reading order.
+        stamps: What tells a file of these from a changed one.
     """
 
     # Our parameter without its last part (weight, bias) and with {} for the layer -> tensors of
@@ -121,6 +122,7 @@ class FileCheckpoint(Checkpoint):
 
     dtype: torch.dtype | None
     weight_files: tuple[Path, ...]
+    stamps: Mapping[Path, tuple[int, int]]
 
     @property
     def sha(self) -> str:
@@ -148,6 +150,17 @@ class FileCheckpoint(Checkpoint):
             for source, part in zip(sources[name], weight.split(rows), strict=True):
                 self._fill(part, source)
             yield name, weight
+        self.check_unchanged()
+
+    def check_unchanged(self) -> None:
+        """Refuse weights of which some are of another file than the header that was checked.
+
+        Raises:
+            OSError: a file was written, replaced or removed meanwhile.
+        """
+        for file, stamp in self.stamps.items():
+            if stamp_of(file) != stamp:
+                raise OSError(f"{file}: changed since its header was checked; run it again")
 
     def _fill(self, rows: Tensor, source: Source) -> None:
         if source.num_heads is None:
@@ -163,6 +176,7 @@ class FileCheckpoint(Checkpoint):
         Args:
             shapes: Of all tensors in the files, except those that are left out on purpose.
         """
+        self.stamps = {file: stamp_of(file) for file in self.weight_files}
         if self.config.num_layers > len(shapes):
             cause = f"{self.config.num_layers} layers, but only {len(shapes)} tensors"
             raise UserError(f"{self.path}: {cause}; {self.cure}")
@@ -238,6 +252,12 @@ def load_header(
                 f"{file}: {printable(name)} is {tensor.dtype}; convert it to one of {kinds}"
             )
     return header
+
+
+def stamp_of(file: Path) -> tuple[int, int]:
+    """What changes when a file is written or replaced: its size, and its time in ns."""
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def listed(files: Sequence[Path]) -> str:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from checkpoint_kinds import tiny
+from checkpoint_kinds import every_format, tiny
 from checkpoint_shards import pickle_hf, shard_meta
 from gguf import GGMLQuantizationType
 from loading_memory import measure_loading
@@ -114,6 +115,37 @@ def test_quantised_blocks_are_read_as_the_library_does(
         blocks = gguf.quantize(weights[hf_name].float().numpy(), kind)
         assert tensors[name].dtype == torch.float32
         assert np.array_equal(tensors[name].numpy(), gguf.dequantize(blocks, kind))
+
+
+def rewrite(file: Path) -> None:
+    """Other bytes of the same number in the same place."""
+    data = file.read_bytes()
+    file.write_bytes(data[:-64] + bytes(64))
+
+
+def replace_by_copy(file: Path) -> None:
+    """What a download tool does."""
+    shutil.copy(file, file.with_name("copy"))
+    file.with_name("copy").replace(file)
+
+
+def grow(file: Path) -> None:
+    with file.open("ab") as opened:
+        opened.write(bytes(10))
+
+
+@every_format
+@pytest.mark.parametrize("change", [rewrite, replace_by_copy, grow, Path.unlink])
+def test_a_file_that_changes_between_check_and_read_is_named(
+    change: Callable[[Path], None], kind: str, tmp_path: Path
+) -> None:
+    loaded = open_checkpoint(tiny(kind, tmp_path))
+    file = loaded.weight_files[-1]
+    time.sleep(0.02)  # the kernel's clock for files has coarse steps
+    change(file)
+    with pytest.raises(OSError, match="changed since its header|No such file") as caught:
+        list(loaded.weights("cpu", torch.float32))
+    assert str(file) in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", [*BLOCK_TYPES, GGMLQuantizationType.F16], ids=lambda k: k.name)
