@@ -33,6 +33,7 @@ from config import RANDOM_PREFIX, Faults, UserError, flag
 from stored_tensor import check_regular, is_regular
 from tokenizer import open_tokenizer
 from tokenizer_base import Tokenizer
+from tokenizer_trial import tried_tokenizer
 
 __all__ = ["Checkpoint", "model_sha", "open_checkpoint"]
 
@@ -120,7 +121,7 @@ def check(path: Path) -> tuple[Checkpoint, Tokenizer]:
     faults = Faults()
     checkpoint = faults.check(open_checkpoint, path)
     read = checkpoint.tokenizer if checkpoint else functools.partial(tokenizer_of, path)
-    tokenizer = faults.check(read)
+    tokenizer = faults.check(tried_tokenizer, path, read, "a")
     faults.refuse()
     assert checkpoint and tokenizer
     return checkpoint, tokenizer

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from durable import check_writable
 from request import Request, read_inputs, resolve_request
 from summary import size_text
 from tokenizer_base import Tokenizer
+from tokenizer_trial import tried_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +55,11 @@ def preflight(config: GenerateConfig) -> Plan:
         faults.refuse()  # before anything is fetched
     path = faults.check(fetch.resolve, config.checkpoint_path)
     checkpoint = faults.check(open_checkpoint, path) if path else None
-    if checkpoint:
-        tokenizer = faults.check(checkpoint.tokenizer)
-    else:
-        tokenizer = faults.check(tokenizer_of, path) if path else None
+    tokenizer = None
+    if path:
+        read = checkpoint.tokenizer if checkpoint else partial(tokenizer_of, path)
+        text = inputs.text if inputs else ""
+        tokenizer = faults.check(tried_tokenizer, path, read, text)
     request = None
     if checkpoint and tokenizer and inputs:
         faults.check(check_apart, config.write_result, checkpoint)

@@ -213,6 +213,10 @@ TOKENIZERS = [
     PTH("tok-tiktoken byte", "tokenizer.model: the ranks have gaps or lack", without_line(7)),
     Fault("tok-json FixedLength 0", "tokenizer.json: ",
           tokenizer_json(pre_tokenizer={"type": "FixedLength", "length": 0})),
+    Fault("tok-json memory", "{}: its tokenizer ends the process that reads it or encodes",
+          tokenizer_json(normalizer={"type": "Sequence", "normalizers": 8 * [
+              {"type": "Replace", "pattern": {"String": "a"}, "content": 16 * "a"}]}),
+          flags=("--prompt", "a")),
     Fault("tok-json regex", "tokenizer.json: ",
           tokenizer_json(pre_tokenizer=SPLIT | {"pattern": {"Regex": "(a|aa)+$"}}),
           flags=("--prompt", "a" * 60 + "c")),

@@ -15,7 +15,7 @@ OURS = {path.stem for path in ROOT.glob("*.py")} | {"kernels", "scripts"}
 LAYERS = [
     {"config", "command", "chat_render", "stats", "compiled_step", "strict_json"},
     {"durable", "kv_formats", "chat_template", "tokenizer_base"},
-    {"kernels", "tokenizer_gguf", "tokenizer", "tokenizer_files", "results"},
+    {"kernels", "tokenizer_gguf", "tokenizer", "tokenizer_files", "tokenizer_trial", "results"},
     {"model"},
     {"kv_cache", "machine", "summary", "stored_tensor"},
     {"checkpoint_fields", "checkpoint_gguf_header", "checkpoint_pth_header"},
