@@ -98,7 +98,7 @@ SAFETENSORS = [
     Fault("st-shape float", (WEIGHTS, "has shape [80.0]"), swap("[80]", "[80.0]")),
     Fault("st-shape bool", (WEIGHTS, "has shape [True]"), swap("[80]", "[true]")),
     Fault("st-shape overflow", (WEIGHTS, "takes"), swap("[80]", f"[{2**62}, {2**62}]")),
-    Fault("st-config missing", ("tensors missing (1): model.norm.weight",),
+    Fault("st-config missing", ("tensors missing (1): model.norm.weight", "LlamaForCausalLM"),
           tensors(lambda weights: weights.pop(NORM))),
     Fault("st-config a layer too many", "tensors unknown (9): model.layers.3.",
           settings(num_hidden_layers=3)),

@@ -142,6 +142,17 @@ def test_a_small_cache_of_a_long_context_has_the_bytes_of_its_slots(run_generate
     assert "[1, 2, 256, 64]" in needed.stderr
 
 
+def test_a_cache_of_131072_slots_takes_its_own_bytes_and_no_mask(run_generate):
+    flags = ["--prompt_tokens", 300, "--max_new_tokens", 2]
+    sizes = {}
+    for slots in (1024, 65536, 131072):
+        row = run_generate(*flags, "--cache_size", slots, path="random:tiny").row
+        sizes[slots] = (row.kv_cache_gb, row.peak_mem_gb)
+    base_cache, base_peak = sizes[1024]
+    for cache, peak in sizes.values():  # a mask of 131072 x 131072 has 17 GB
+        assert peak - base_peak < cache - base_cache + 0.03
+
+
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_ids_that_the_tokenizer_lacks_are_never_generated(temperature, run_generate, tmp_path):
     path = with_files(tmp_path / "model", weights=chain(ord("x"), *range(319, 299, -1)))
