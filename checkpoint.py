@@ -112,6 +112,7 @@ class CheckpointConfig:
     """Print what the tool sees in a checkpoint: architecture, shapes, rope, tensors, tokenizer."""
 
     path: str = flag(MISSING, help="as --checkpoint_path of generate.py")
+    verify: bool = flag(False, help="read the weights and compare them with their known SHA-256")
     json: bool = flag(False, help="print one JSON document")
     debug: bool = flag(False, help="show the traceback of an error")
 
@@ -134,6 +135,10 @@ def main(config: CheckpointConfig) -> None:
         UserError: all that is wrong, a line each.
     """
     checkpoint, tokenizer = check(fetch.resolve(config.path))
+    if config.verify:
+        fetch.check_hashes(
+            checkpoint.weight_files if isinstance(checkpoint, FileCheckpoint) else ()
+        )
     document = summarize(checkpoint, tokenizer)
     print(json.dumps(document) if config.json else as_text(document))
 

@@ -10,13 +10,14 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from tqdm import tqdm
 
 from command import run
-from config import RANDOM_PREFIX, UserError, describe, flag, printable
+from config import RANDOM_PREFIX, Faults, UserError, describe, flag, printable
 
 CHECKPOINTS = Path(__file__).resolve().parent / "checkpoints"
 DEFAULT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -126,6 +127,29 @@ def sha256_of(file: Path) -> str:
 def check_sha256(name: str, found: str, expected: str) -> None:
     if found != expected:
         raise UserError(f"{name}: sha256 is {found}, not {expected}; do not use it, try again")
+
+
+def check_hashes(files: Iterable[Path]) -> None:
+    """Read whole files and compare their SHA-256 with the one that is known here.
+
+    Raises:
+        UserError: other bytes than those that were published, or nothing is known; a line each.
+    """
+    faults = Faults()
+    for file in files:
+        faults.check(check_hash, file)
+    faults.refuse()
+
+
+def check_hash(file: Path) -> None:
+    """A large file in the hub's cache is a link to one that its hash names."""
+    blob = file.resolve()
+    if blob.name == DEFAULT_FILE:
+        check_sha256(str(file), sha256_of(file), DEFAULT_SHA256)
+    elif blob.parent.name == "blobs" and re.fullmatch("[0-9a-f]{64}", blob.name):
+        check_sha256(str(file), sha256_of(file), blob.name)
+    else:
+        raise UserError(f"{file}: its hash is not known; --verify is for files of the hub's cache")
 
 
 def fetch_from_hub(repo_id: str) -> Path:

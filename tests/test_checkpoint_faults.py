@@ -9,6 +9,7 @@ from checkpoint_kinds import TOKENIZER, edit_json, tiny
 import checkpoint
 from checkpoint import CheckpointConfig
 from command import run
+from fetch import sha256_of
 from scripts.tiny_checkpoint import TINY, random_weights, write_gguf, write_hf
 
 
@@ -16,8 +17,8 @@ from scripts.tiny_checkpoint import TINY, random_weights, write_gguf, write_hf
 def refused(capsys):
     """The lines that `python checkpoint.py PATH` ends in, without what is in front of each."""
 
-    def lines(path: Path) -> list[str]:
-        assert run(checkpoint.main, CheckpointConfig, [str(path)]) == 2
+    def lines(path: Path, *flags: str) -> list[str]:
+        assert run(checkpoint.main, CheckpointConfig, [str(path), *flags]) == 2
         captured = capsys.readouterr()
         assert captured.out == ""
         found = captured.err.splitlines()
@@ -97,6 +98,33 @@ def test_notes_stand_in_front_of_no_refusal(tmp_path: Path, refused, caplog, cap
     [line] = refused(path)
     assert line.startswith(f"{path}/tokenizer.json: ")
     assert not caplog.messages
+
+
+def test_other_bytes_in_the_cache_of_the_hub_are_found_by_verify(
+    tmp_path: Path, refused, capsys
+) -> None:
+    path = tiny("hf-shards", tmp_path / "models--a--b" / "snapshots")
+    blobs = tmp_path / "models--a--b" / "blobs"
+    blobs.mkdir()
+    for file in path.glob("*.safetensors"):
+        blob = blobs / sha256_of(file)
+        file.rename(blob)
+        file.symlink_to(blob)
+    assert run(checkpoint.main, CheckpointConfig, [str(path), "--verify"]) == 0
+    capsys.readouterr()
+    shard = path / "model-00002-of-00003.safetensors"
+    data = shard.read_bytes()
+    shard.resolve().write_bytes(data[:-1] + bytes([data[-1] ^ 1]))  # as another revision's would be
+    assert run(checkpoint.main, CheckpointConfig, [str(path)]) == 0
+    capsys.readouterr()
+    [line] = refused(path, "--verify")
+    assert line.startswith(f"{shard}: sha256 is {sha256_of(shard)}, not {shard.resolve().name}; ")
+
+
+def test_verify_is_refused_where_no_hash_is_known(tmp_path: Path, refused) -> None:
+    path = tiny("hf", tmp_path)
+    [line] = refused(path, "--verify")
+    assert line.startswith(f"{path}/model.safetensors: its hash is not known; ")
 
 
 def test_all_that_is_wrong_is_listed(tmp_path: Path, refused) -> None:
