@@ -191,6 +191,10 @@ def quantized_linear(
         out_features = num_rows // 2 if swiglu else num_rows
         parts = (weight.codes, weight.scales, weight.mins)
         around = (*(norm or (None, 0.0)), residual, swiglu)
+        if x.device.type == "cuda":
+            from kernels import triton_linear  # noqa: PLC0415  (Triton exists only where CUDA does)
+
+            return triton_linear.quantized_linear(x, *parts, out_features, *around)
         return torch.ops.kv_fast.quantized_linear(x, *parts, out_features, *around)
     y = dense_product(rms_norm(x, *norm) if norm else x, weight)
     return surrounded(y, residual, swiglu=swiglu)
