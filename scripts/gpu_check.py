@@ -3,7 +3,8 @@
     sh scripts/gpu_check.sh OUT        OUT is a new folder
 
 Each step is a process of its own with a log in OUT/logs; a failing one does not stop the others.
-OUT/summary.txt has a line per step, OUT/rows.txt the rows and OUT/bench.json the microbenchmark.
+OUT/summary.txt has a line per step, OUT/rows.txt the rows, OUT/bench.json the microbenchmark of
+attention and OUT/linears.md the table of products with weights of 16, 8 and 4 bits.
 The exit code is 1 if any step failed.
 """
 
@@ -50,7 +51,7 @@ class Plan:
 
     Attributes:
         kernels, graphs: of pytest: attention against the oracle, the compiled step against eager.
-        bench: of bench_attention.py.
+        bench, linears: of bench_attention.py and bench_linear.py.
         generate: of every row.
         rows: K and V format, depth and depth fill of each row, the most important first.
     """
@@ -58,6 +59,7 @@ class Plan:
     kernels: str
     graphs: str
     bench: str
+    linears: str
     generate: str
     rows: tuple[tuple[str, int, str], ...]
 
@@ -66,6 +68,7 @@ GPU = Plan(
     kernels="-m cuda tests --ignore tests/test_engine.py",
     graphs="-m cuda tests/test_engine.py",
     bench="--device cuda --heads 32/8/128 --filled 4096,16384,65536,262144,1048576",
+    linears="--device cuda",
     generate="--checkpoint_path random:llama-3.1-8b --device cuda --prompt_tokens 512"
     " --max_new_tokens 128 --num_samples 3",
     rows=(
@@ -82,6 +85,7 @@ SMOKE = Plan(
     kernels="tests/test_merge.py tests/test_kv_cache.py -k 'two_halves or own_token'",
     graphs="tests/test_engine.py -k 'compiled_ids_equal_eager_ids and int8'",
     bench="--device cpu --heads 4/2/64 --filled 128,256 --repeats 2",
+    linears="--device cpu --shapes 96x64 --rows 1,3 --repeats 2",
     generate="--checkpoint_path random:tiny --device cpu --no-compile --prompt_tokens 16"
     " --max_new_tokens 4 --num_samples 2",
     rows=(("bf16", 0, "prefill"), ("int8", 300, "prefill"), ("int8", 5000, "synthetic")),
@@ -104,6 +108,8 @@ def steps(plan: Plan, out: Path) -> Iterator[Step]:
     yield python("graphs", *pytest, *shlex.split(plan.graphs))
     bench = ["scripts/bench_attention.py", "--json", "--formats", "bf16,int8"]
     yield python("bench", *bench, *shlex.split(plan.bench), output=out / "bench.json")
+    linears = ["scripts/bench_linear.py", *shlex.split(plan.linears)]
+    yield python("linears", *linears, output=out / "linears.md")
     rows = str(out / "rows.txt")
     for kv_format, depth, depth_fill in plan.rows:
         words = [*shlex.split(plan.generate), "--kv_cache_quantization", kv_format]

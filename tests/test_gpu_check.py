@@ -12,6 +12,7 @@ from config import GenerateConfig, UserError, parse
 from results import read_rows
 from scripts import gpu_check
 from scripts.bench_attention import BenchAttentionConfig
+from scripts.bench_linear import BenchLinearConfig
 from scripts.gpu_check import GPU, SMOKE, GpuCheckConfig, new_folder
 
 SCRIPT = Path(gpu_check.__file__).with_suffix(".sh")
@@ -67,7 +68,11 @@ def test_a_folder_that_holds_something_is_refused(tmp_path):
 
 @pytest.mark.parametrize("plan", [GPU, SMOKE])
 def test_every_step_is_a_command_that_its_script_takes(plan, tmp_path):
-    configs = {"generate.py": GenerateConfig, "scripts/bench_attention.py": BenchAttentionConfig}
+    configs = {
+        "generate.py": GenerateConfig,
+        "scripts/bench_attention.py": BenchAttentionConfig,
+        "scripts/bench_linear.py": BenchLinearConfig,
+    }
     steps = list(gpu_check.steps(plan, tmp_path))
     assert len({step.name for step in steps}) == len(steps)
     taken = [
@@ -75,7 +80,7 @@ def test_every_step_is_a_command_that_its_script_takes(plan, tmp_path):
         for _, script, *words in (step.command for step in steps)
         if script in configs
     ]
-    assert len(taken) == len(plan.rows) + 1
+    assert len(taken) == len(plan.rows) + 2
 
 
 def test_the_rows_of_a_gpu_are_an_8b_model_in_both_formats_up_to_a_million_tokens():
@@ -106,6 +111,8 @@ def test_all_steps_pass_in_miniature_on_the_cpu(tmp_path):
         ("int8", 5000, "synthetic"),
     ]
     assert {row.model for row in rows} == {"random:tiny"}
+    linears = (out / "linears.md").read_text()
+    assert all(f"| 96x64 | {rows} | int4:32 |" in linears for rows in (1, 3))
     cells = json.loads((out / "bench.json").read_text())["cells"]
     assert {(cell["k_format"], cell["filled"]) for cell in cells} == {
         (kv_format, filled) for kv_format in ("bf16", "int8") for filled in (128, 256)
