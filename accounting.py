@@ -1,6 +1,7 @@
 """The bytes of a run: what is stored, what a decode step reads, what memory is expected."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 from torch import nn
@@ -11,20 +12,39 @@ from kv_cache import (
     payload_bytes_per_token,
     synthetic_scratch_bytes,
 )
-from model import ModelConfig, Transformer
-from request import Request
+from model import Linear, ModelConfig, Transformer
+from request import PLAIN_FORMAT, Request
 from summary import size_text
+from weight_formats import QuantizedLinear, describe_formats, stored_bytes
+
+CPU = torch.device("cpu")
+NO_FORMATS: Mapping[str, str] = MappingProxyType({})
 
 
 def model_size_bytes(model: Transformer) -> int:
-    """All parameters as stored, a tied matrix once."""
-    return sum(parameter.nbytes for parameter in model.parameters())
+    """All weights as stored, dense or as codes; a tied matrix once."""
+    held = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
+    return held - model.rope_freqs.nbytes
 
 
 def weight_read_bytes(model: Transformer) -> int:
     """What a decode step reads: everything but an untied input embedding (one row of it)."""
-    tied = model.lm_head.weight is model.embed_tokens.weight
-    return model_size_bytes(model) - (0 if tied else model.embed_tokens.weight.nbytes)
+    if model.config.tie_embeddings:
+        return model_size_bytes(model)
+    looked_up = (*model.embed_tokens.parameters(), *model.embed_tokens.buffers())
+    return model_size_bytes(model) - sum(each.nbytes for each in looked_up)
+
+
+def weight_format(model: Transformer) -> str:
+    """How the weights are stored, as a row says it: see `describe_formats`."""
+    formats = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, QuantizedLinear):
+            formats[f"{name}.weight".replace(".linear.", ".")] = module.layout_name
+        elif isinstance(module, Linear | nn.Embedding):
+            dtype = str(module.weight.dtype).removeprefix("torch.")
+            formats[f"{name}.weight"] = PLAIN_FORMAT[dtype]
+    return describe_formats(formats)
 
 
 def kv_cache_bytes(caches: nn.Module) -> int:
@@ -57,10 +77,19 @@ def workspace_bytes(request: Request, config: ModelConfig, dtype: torch.dtype) -
     return max(mlp, attention, synthetic) + config.vocab_size * 4
 
 
-def expected_bytes(request: Request, config: ModelConfig, dtype: torch.dtype) -> dict[str, int]:
-    """What a run will hold, by part, before anything is allocated."""
-    with torch.device("meta"):
-        weights = sum(p.numel() for p in Transformer(config).parameters()) * dtype.itemsize
+def expected_bytes(
+    request: Request,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    formats: Mapping[str, str] = NO_FORMATS,
+    device: torch.device = CPU,
+) -> dict[str, int]:
+    """What a run will hold, by part, before anything is allocated.
+
+    Args:
+        formats: layouts of the weights held as codes on `device`, by name.
+    """
+    weights = sum(stored_bytes(config, formats, dtype, device).values())
     cache = request.cache_len * bytes_per_token(config, request.formats)
     data = request.cache_len * payload_bytes_per_token(config, request.formats)
     return {

@@ -3,8 +3,9 @@
     python checkpoint.py PATH [--json]      prints what the tool sees in it
 
 The kind is found from the contents, never from a name: config.json makes a folder a Hugging Face
-one, params.json a Meta one, and the first bytes make a file GGUF. See checkpoint_base.Checkpoint
-for what all of them offer.
+one, params.json a Meta one, the first bytes make a file GGUF, and the metadata of a safetensors
+file alone in its folder make it one of quantize.py. See checkpoint_base.Checkpoint for what all of
+them offer.
 """
 
 import sys
@@ -27,6 +28,7 @@ from checkpoint_gguf_parts import first_of, read_parts
 from checkpoint_hf import HFCheckpoint
 from checkpoint_hf_files import holds_weights
 from checkpoint_meta import MetaCheckpoint
+from checkpoint_quantized import QuantizedCheckpoint
 from checkpoint_random import RandomCheckpoint
 from checkpoint_summary import as_text, summarize
 from config import RANDOM_PREFIX, Faults, UserError, flag
@@ -42,8 +44,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """Read the headers of a checkpoint and check them against its config; no tensor data is read.
 
     Args:
-        path: A Hugging Face or Meta folder, a folder with one .gguf file, or such a file; or
-            random:NAME.
+        path: A Hugging Face or Meta folder, one that quantize.py wrote, a folder with one .gguf
+            file, or such a file; or random:NAME.
 
     Raises:
         UserError: nothing of the kind, an unsupported architecture or setting, a damaged file, or
@@ -64,6 +66,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
         return MetaCheckpoint(path, meta_folder)
     if file := gguf_file(path):
         return open_file(file)
+    quantized_files = list(path.glob("*.safetensors"))
+    if len(quantized_files) == 1:
+        return QuantizedCheckpoint(path, quantized_files[0])
     raise UserError(f"{path}: holds no config.json, params.json or .gguf file; copy them there")
 
 

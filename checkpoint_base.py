@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import ClassVar
 
 import torch
@@ -18,12 +19,14 @@ from torch import Tensor
 
 from checkpoint_fields import COMPLETE, refusing
 from config import Faults, UserError, printable
+from kernels.quantized import QuantizedWeight
 from model import ModelConfig, Transformer
 from stored_tensor import (
     DTYPES,
     DamagedFile,
     StoredTensor,
     check_regular,
+    short_lived,
     short_lived_tensor,
 )
 from tokenizer_base import Tokenizer
@@ -33,6 +36,7 @@ HASHED_WHOLE_BYTES = 10**9
 HASHED_HEAD_BYTES = 1 << 20
 HASHED_BLOCKS = 64
 HASHED_BLOCK_BYTES = 1 << 16
+NO_NAMES: Mapping[str, torch.dtype | None] = MappingProxyType({})
 
 
 def half_split_rows(weight: Tensor, num_heads: int) -> Tensor:
@@ -71,11 +75,15 @@ class Checkpoint(ABC):
         path: What was opened.
         name: For result rows.
         config: Shapes and constants.
+        dtype: The dtype most bytes are stored in; None when they are quantised blocks.
+        kept: Layout of each parameter that the files hold as codes, by name; see weight_formats.
     """
 
     path: Path
     name: str
     config: ModelConfig
+    dtype: torch.dtype | None
+    kept: Mapping[str, str] = MappingProxyType({})
 
     @property
     @abstractmethod
@@ -92,16 +100,23 @@ class Checkpoint(ABC):
         device: torch.device | str,
         dtype: torch.dtype,
         empty: Callable[..., Tensor] = torch.empty,
+        passing: Mapping[str, torch.dtype | None] = NO_NAMES,
     ) -> Iterator[tuple[str, Tensor]]:
         """Each parameter of `Transformer` once, by name, made when it is asked for.
 
         Args:
             device, dtype: of the weights.
             empty: gives their memory, called like `torch.empty(sizes, dtype=, device=)`.
+            passing: those that are wanted for a moment, in another dtype and in memory that goes
+                back to the system with them; None: those that are not wanted.
 
         Yields:
             name, tensor in memory of its own. A tied head does not appear.
         """
+
+    def read_kept(self, name: str) -> QuantizedWeight:
+        """One of `kept` as it is stored, in rows in CPU memory."""
+        raise KeyError(name)
 
 
 class FileCheckpoint(Checkpoint):
@@ -109,7 +124,6 @@ class FileCheckpoint(Checkpoint):
 
     Attributes:
         name: Of the folder, or of the file without ".gguf".
-        dtype: The dtype most bytes are stored in; None when they are quantised blocks.
         weight_files: The files the tensors come from, in reading order.
         stamps: What tells a file of these from a changed one.
     """
@@ -120,7 +134,6 @@ class FileCheckpoint(Checkpoint):
     interleaved_rope: bool
     cure: ClassVar[str] = COMPLETE  # for tensors that are not those of the config
 
-    dtype: torch.dtype | None
     weight_files: tuple[Path, ...]
     stamps: Mapping[Path, tuple[int, int]]
 
@@ -137,6 +150,7 @@ class FileCheckpoint(Checkpoint):
         device: torch.device | str,
         dtype: torch.dtype,
         empty: Callable[..., Tensor] = torch.empty,
+        passing: Mapping[str, torch.dtype | None] = NO_NAMES,
     ) -> Iterator[tuple[str, Tensor]]:
         """As `Checkpoint.weights`, read straight into their memory where the dtype is the file's.
 
@@ -145,8 +159,11 @@ class FileCheckpoint(Checkpoint):
         """
         sources = self.sources()
         for name in sorted(sources, key=lambda name: name.startswith("layers.")):
+            wanted, make = passing.get(name, dtype), short_lived if name in passing else empty
+            if wanted is None:
+                continue
             rows = [source.shape[0] for source in sources[name]]
-            weight = empty((sum(rows), *sources[name][0].shape[1:]), dtype=dtype, device=device)
+            weight = make((sum(rows), *sources[name][0].shape[1:]), dtype=wanted, device=device)
             for source, part in zip(sources[name], weight.split(rows), strict=True):
                 self._fill(part, source)
             yield name, weight

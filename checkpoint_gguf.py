@@ -13,9 +13,11 @@ from torch import Tensor
 
 from checkpoint_base import FileCheckpoint, main_dtype
 from checkpoint_fields import COMPLETE, Fields
+from checkpoint_gguf_blocks import kept_layouts, read_blocks
 from checkpoint_gguf_header import Entry
 from checkpoint_gguf_parts import model_name, read_parts
 from config import UserError, printable
+from kernels.quantized import QuantizedWeight
 from model import ModelConfig, RopeScaling
 from stored_tensor import StoredTensor, fill, opened_at
 from tokenizer_base import Tokenizer, reading
@@ -71,6 +73,8 @@ class GGUFCheckpoint(FileCheckpoint):
         shapes = {name: entry.shape for name, entry in self.entries.items()}
         shapes.pop(ROPE_FACTORS, None)  # part of the config, not a parameter
         self.check(shapes)
+        self.all_sources = self.sources()
+        self.kept = kept_layouts(self.all_sources, self.entries)
         entries = self.entries.values()
         self.dtype = main_dtype([(PLAIN_DTYPES.get(e.tensor_type), e.num_bytes) for e in entries])
 
@@ -141,6 +145,9 @@ class GGUFCheckpoint(FileCheckpoint):
             StoredTensor(entry.file, dtype, entry.shape, entry.offset).read_into(out)
         else:
             dequantise(entry, out)
+
+    def read_kept(self, name: str) -> QuantizedWeight:
+        return read_blocks(self.kept[name], self.all_sources[name], self.entries)
 
     def tokenizer(self) -> Tokenizer:
         return tokenizer_in(self.fields.values, self.path)

@@ -5,16 +5,17 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from checkpoint_base import Checkpoint
+from checkpoint_base import NO_NAMES, Checkpoint
 from config import RANDOM_PREFIX, UserError, printable
 from model import ModelConfig, RopeScaling, Transformer
+from stored_tensor import short_lived
 from tokenizer_base import Tokenizer
 
 SEED = 0
@@ -82,9 +83,13 @@ SHAPES = {
 class RandomCheckpoint(Checkpoint):
     """`random:NAME`: the same weights in every run on one kind of device in one dtype.
 
+    Those that are quantised are drawn in bf16.
+
     Raises:
         UserError: no such name.
     """
+
+    dtype = torch.bfloat16
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, str(path)
@@ -108,12 +113,15 @@ class RandomCheckpoint(Checkpoint):
         device: torch.device | str,
         dtype: torch.dtype,
         empty: Callable[..., Tensor] = torch.empty,
+        passing: Mapping[str, torch.dtype | None] = NO_NAMES,
     ) -> Iterator[tuple[str, Tensor]]:
         generator = torch.Generator(device).manual_seed(SEED)
         with torch.device("meta"):
             parameters = dict(Transformer(self.config).named_parameters())
         for name, parameter in parameters.items():
-            weight = empty(parameter.shape, dtype=dtype, device=device)
+            wanted, make = passing.get(name, dtype), short_lived if name in passing else empty
+            assert wanted  # all or none are drawn: one number follows the other
+            weight = make(parameter.shape, dtype=wanted, device=device)
             if weight.ndim == 1:
                 yield name, weight.fill_(1)
             else:

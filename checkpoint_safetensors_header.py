@@ -32,7 +32,12 @@ DTYPES = {
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:
-    """The places of all tensors, by name.
+    """The places of all tensors, by name; errors as `read_all`."""
+    return read_all(file)[0]
+
+
+def read_all(file: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
+    """The places of all tensors, by name, and the metadata.
 
     Raises:
         DamagedFile: the header is cut off, or contradicts itself or the size of the file.
@@ -54,7 +59,7 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     start = 8 + header_bytes
     tensors = {name: stored_tensor(file, name, header[name], start) for name in header}
     check_filled(tensors, start, size)
-    return tensors
+    return tensors, metadata
 
 
 def stored_tensor(file: Path, name: str, entry: Any, start: int) -> StoredTensor:

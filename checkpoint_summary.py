@@ -11,16 +11,19 @@ from checkpoint_base import Checkpoint, FileCheckpoint
 from checkpoint_gguf import GGUFCheckpoint
 from checkpoint_hf import HFCheckpoint
 from checkpoint_meta import MetaCheckpoint
+from checkpoint_quantized import QuantizedCheckpoint
 from config import printable
 from model import Transformer
 from summary import size_text
 from tokenizer_base import Tokenizer
 from tokenizer_files import read_json
+from weight_formats import describe_formats
 
 FORMATS: dict[type[Checkpoint], str] = {
     HFCheckpoint: "Hugging Face",
     MetaCheckpoint: "Meta",
     GGUFCheckpoint: "GGUF",
+    QuantizedCheckpoint: "quantised by this tool",
 }
 
 
@@ -66,6 +69,8 @@ def stored(checkpoint: Checkpoint) -> dict[str, Any]:
         return {"dtype": None, "bytes": 0, "files": []}
     sizes = {file.name: file.stat().st_size for file in checkpoint.weight_files}
     dtype = str(checkpoint.dtype).removeprefix("torch.") if checkpoint.dtype else "quantised blocks"
+    if checkpoint.kept:
+        dtype += f", kept {describe_formats(checkpoint.kept)}"
     return {"dtype": dtype, "bytes": sum(sizes.values()), "files": list(sizes)}
 
 

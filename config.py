@@ -233,6 +233,11 @@ class GenerateConfig:
         bare="int8",
         help="storage of K and V: one format name, or K,V; alone: int8; without: the run's dtype",
     )
+    quantization: str | None = flag(
+        None,
+        help="weights: LAYERS[,HEAD], each int8, int4[:GROUP] or none;"
+        " without: as the file has them",
+    )
     prefill_chunk: int = flag(2048, minimum=1, maximum=2**31, help="prompt tokens per prefill step")
     dtype: str = flag(
         "bfloat16",

@@ -1,10 +1,12 @@
-"""Append a line to a file so that it is on the disk, whole, whatever dies meanwhile."""
+"""Append a line to a file, or make a folder, so that all is on the disk whatever dies meanwhile."""
 
 import errno
 import os
 import re
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -57,9 +59,47 @@ def append_line(path: Path, line: str) -> None:
             with _signals_held():
                 _write(file, data)
             if file.tell() == len(data):
-                _sync_folder(path.parent)
+                _sync(path.parent)
     except OSError as error:
         raise OSError(f"{printable(str(path))}: {error.strerror or error}") from error
+
+
+def check_new_folder(path: Path) -> None:
+    """Refuse a name under which `new_folder` could not make one."""
+    name = printable(str(path))
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{name}: is a file; name a folder that does not exist")
+    if path.is_dir() and any(path.iterdir()):
+        raise UserError(f"{name}: is not empty; name another folder, or remove it")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise UserError(f"{name}: cannot be written; name a folder in one that exists and is yours")
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder beside `path` to put files in; it becomes `path` when all of them are on the disk.
+
+    Nothing stays of it after an error or a signal.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    try:
+        yield folder
+        for file in folder.rglob("*"):
+            _sync(file)
+        folder.chmod(0o777 & ~_umask())
+        if path.is_dir():
+            path.rmdir()
+        folder.rename(path)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    _sync(path.parent)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _lock(file: FileIO) -> None:
@@ -89,11 +129,11 @@ def _write(file: FileIO, data: bytes) -> None:
     os.fsync(file.fileno())
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make the name of a new file durable."""
+def _sync(path: Path) -> None:
+    """Make the content of a file durable, or the names in a folder."""
     if sys.platform == "win32":
         return
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

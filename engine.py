@@ -1,6 +1,6 @@
 """A model with its caches and compiled steps, and the loop that generates with them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,12 @@ from checkpoint import Checkpoint
 from compiled_step import CompiledStep
 from kernels import ops
 from kernels.huge_pages import empty_in_huge_pages
+from kernels.quantized import QuantizedWeight
 from model import Transformer
+from quantize import load_weights
+from weight_formats import EMBEDDING, QuantizedEmbedding, QuantizedLinear, stored_bytes
+
+MOST_PARTS = 3  # of a parameter: codes, scales, mins
 
 DecodeStep = Callable[..., Tensor]
 """Called like `decode_step`."""
@@ -70,27 +75,61 @@ def decode_step(
     return sample(model.logits(x[:, -1]), sampling, noise)
 
 
-def load_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Transformer:
+def load_model(
+    checkpoint: Checkpoint,
+    device: torch.device,
+    dtype: torch.dtype,
+    formats: Mapping[str, str] | None = None,
+) -> Transformer:
     """The checkpoint's model in `dtype` on `device`, tensor by tensor, each converted as it comes.
+
+    Args:
+        formats: layouts of the weights held as codes, by name; None: those that the files hold so.
 
     Raises:
         UserError: the checkpoint cannot be read.
     """
+    formats = checkpoint.kept if formats is None else formats
     with torch.device("meta"):
         model = Transformer(checkpoint.config)
     # fp64, which Metal does not have.
     model.rope_freqs = model.rope_freqs.to(device, torch.float32 if device.type == "mps" else None)
-    sizes = [p.numel() for p in model.parameters()]
-    total = sum(sizes) * dtype.itemsize
-    empty = empty_in_huge_pages(total, len(sizes), device)
+    sizes = stored_bytes(checkpoint.config, formats, dtype, device)
+    total = sum(sizes.values())
+    empty = empty_in_huge_pages(total, MOST_PARTS * len(sizes), device)
     with tqdm(total=total, desc="load", unit="B", unit_scale=True, disable=None) as bar:
-        for name, weight in checkpoint.weights(device, dtype, empty):
-            module, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(module), leaf, nn.Parameter(weight, requires_grad=False))
+        for name, weight in load_weights(checkpoint, formats, device, dtype, empty):
+            if isinstance(weight, QuantizedWeight):
+                place_quantized(model, name, QuantizedLinear(weight, formats[name]), dtype)
+            else:
+                module, _, leaf = name.rpartition(".")
+                parameter = nn.Parameter(weight, requires_grad=False)
+                setattr(model.get_submodule(module), leaf, parameter)
             bar.update(weight.nbytes)
-    if checkpoint.config.tie_embeddings:
-        model.lm_head.weight = model.embed_tokens.weight
+    tie_head(model)
     return model.eval()
+
+
+def place_quantized(
+    model: Transformer, name: str, linear: QuantizedLinear, dtype: torch.dtype
+) -> None:
+    """Put a layer of codes where the parameter `name` was; its bias stays."""
+    path = name.rpartition(".")[0]
+    if name == EMBEDDING:
+        model.set_submodule(path, QuantizedEmbedding(linear, dtype))
+        return
+    linear.bias = model.get_submodule(path).bias  # type: ignore[assignment]
+    model.set_submodule(path, linear)
+
+
+def tie_head(model: Transformer) -> None:
+    """Give a tied head what the embedding holds."""
+    if not model.config.tie_embeddings:
+        return
+    if isinstance(model.embed_tokens, QuantizedEmbedding):
+        model.lm_head = model.embed_tokens.linear
+    else:
+        model.lm_head.weight = model.embed_tokens.weight
 
 
 class Engine:

@@ -101,10 +101,13 @@ def open_memory(config: GenerateConfig, plan: Plan) -> machine.PeakMemory:
 def make_runner(config: GenerateConfig, plan: Plan) -> Runner:
     """Load the weights and allocate the caches."""
     request = plan.request
-    model = load_model(plan.checkpoint, plan.device, getattr(torch, config.dtype))
+    dtype = getattr(torch, config.dtype)
+    model = load_model(plan.checkpoint, plan.device, dtype, plan.weight_formats)
     caches = make_caches(model.config, request.formats, 1, request.cache_len, plan.device)
     engine = Engine(model, caches, compile=config.compile, prefill_chunk=config.prefill_chunk)
     log.info("%s, attention: %s", describe_caches(caches), engine.attention)
+    if plan.weight_formats and not config.compile:
+        log.info("quantised weights without compilation: the slow path; leave out --no-compile")
     vocab_size = min(plan.tokenizer.vocab_size, model.config.vocab_size)
     if padding := model.config.vocab_size - vocab_size:
         log.info("%d ids of the vocabulary are not the tokenizer's: never generated", padding)

@@ -276,10 +276,10 @@ class Transformer(nn.Module):
         self.config = config
         # Not nn.Embedding(V, C): its random values, drawn even on the meta device, cost 2 s there.
         table = torch.empty(config.vocab_size, config.hidden_size)
-        self.embed_tokens = nn.Embedding.from_pretrained(table, freeze=False)
+        self.embed_tokens: nn.Module = nn.Embedding.from_pretrained(table, freeze=False)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.lm_head = Linear(config.hidden_size, config.vocab_size)
+        self.lm_head: nn.Module = Linear(config.hidden_size, config.vocab_size)
         if config.tie_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
         self.register_buffer("rope_freqs", rope_frequencies(config), persistent=False)

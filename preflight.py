@@ -15,6 +15,7 @@ from checkpoint import Checkpoint, open_checkpoint, tokenizer_of
 from command import notes_held
 from config import RANDOM_PREFIX, Faults, GenerateConfig, UserError
 from durable import check_writable
+from quantize import planned_formats
 from request import Request, read_inputs, resolve_request
 from summary import size_text
 from tokenizer_base import Tokenizer
@@ -26,6 +27,7 @@ class Plan:
     """A run that was found right.
 
     Attributes:
+        weight_formats: layouts of the weights held as codes, by name.
         expected_bytes: what it will hold, by part, beside the program.
     """
 
@@ -33,6 +35,7 @@ class Plan:
     tokenizer: Tokenizer
     request: Request
     device: torch.device
+    weight_formats: Mapping[str, str]
     expected_bytes: Mapping[str, int]
 
 
@@ -60,15 +63,18 @@ def preflight(config: GenerateConfig) -> Plan:
         read = checkpoint.tokenizer if checkpoint else partial(tokenizer_of, path)
         text = inputs.text if inputs else ""
         tokenizer = faults.check(tried_tokenizer, path, read, text)
-    request = None
-    if checkpoint and tokenizer and inputs:
+    request = formats = None
+    if checkpoint and inputs:
         faults.check(check_apart, config.write_result, checkpoint)
+        formats = faults.check(planned_formats, checkpoint, inputs.scheme)
+    if checkpoint and inputs and tokenizer:
         request = faults.check(resolve_request, config, inputs, checkpoint.config, tokenizer)
-    if not (checkpoint and tokenizer and request and device):
+    if not (checkpoint and tokenizer and request and device) or formats is None:
         faults.refuse()
-    assert checkpoint and tokenizer and request and device
-    dtype = getattr(torch, config.dtype)
-    expected_bytes = accounting.expected_bytes(request, checkpoint.config, dtype)
+    assert checkpoint and tokenizer and request and device and formats is not None
+    expected_bytes = accounting.expected_bytes(
+        request, checkpoint.config, getattr(torch, config.dtype), formats, device
+    )
     faults.check(check_memory, expected_bytes, checkpoint.path, device)
     faults.refuse()
     return Plan(
@@ -76,6 +82,7 @@ def preflight(config: GenerateConfig) -> Plan:
         tokenizer=tokenizer,
         request=request,
         device=device,
+        weight_formats=formats,
         expected_bytes=expected_bytes,
     )
 

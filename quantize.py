@@ -1,6 +1,6 @@
-"""Weight-only quantisation of a checkpoint; the table of formats is empty, all are refused.
+"""Which weights of a checkpoint are held in 8 or 4 bits, and a command that writes them so.
 
-python quantize.py SRC DST --quantization int8
+python quantize.py SRC DST --quantization int4
 """
 
 import sys
@@ -10,41 +10,275 @@ from command import end_on_signals, run
 if __name__ == "__main__":
     end_on_signals()  # before the imports that take a second
 
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from pathlib import Path
+from typing import Any
 
-from torch import nn
+import gguf
+import torch
+from torch import Tensor
 
-from config import UserError, flag
+import fetch
+from checkpoint import Checkpoint, open_checkpoint
+from checkpoint_base import FileCheckpoint
+from checkpoint_gguf import GGUFCheckpoint
+from checkpoint_quantized import (
+    TOKENIZER_FOLDER,
+    TOKENIZER_GGUF,
+    WEIGHTS_FILE,
+    QuantizedCheckpoint,
+    write_weights,
+)
+from config import UserError, flag, printable
+from durable import check_new_folder, new_folder
+from kernels.huge_pages import Empty
+from kernels.quantized import QuantizedWeight
+from weight_formats import (
+    EMBEDDING,
+    HEAD,
+    LAYOUTS,
+    WEIGHT_FORMATS,
+    encode,
+    parameter_shapes,
+)
 
-WEIGHT_FORMATS: dict[str, type[nn.Module]] = {}
-"""A weight format is a linear class with `from_linear`, `forward` and `nbytes`."""
+__all__ = ["WEIGHT_FORMATS", "Scheme", "load_weights", "parse_scheme", "planned_formats"]
+
+NONE = "none"
+CPU = torch.device("cpu")
+TOKENIZER_FILES = (  # what tokenizer.py and tokenizer_files.py read, and what tells the kind
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "config.json",
+    "params.json",
+)
+HEAD_OF = {"int4": "int8"}  # unless it is named: a head loses more by four bits than it saves
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """What --quantization asks for.
+
+    Attributes:
+        layers, head: a name in `LAYOUTS`, or none; the head's holds for the embedding too.
+    """
+
+    layers: str
+    head: str
+
+
+def parse_scheme(spec: str) -> Scheme:
+    """`LAYERS[,HEAD]`, each `int8`, `int4`, `int4:GROUP` or `none`.
+
+    Raises:
+        UserError: not of this form.
+    """
+    layers, *rest = spec.split(",")
+    if len(rest) > 1:
+        raise UserError(f"--quantization {printable(spec)}: give LAYERS or LAYERS,HEAD")
+    head = rest[0] if rest else HEAD_OF.get(layers.partition(":")[0], layers)
+    return Scheme(*(layout_name(word, spec) for word in (layers, head)))
+
+
+def layout_name(word: str, spec: str) -> str:
+    """The layout that one word of --quantization names; `none` stays."""
+    kind, colon, group = word.partition(":")
+    scheme = WEIGHT_FORMATS.get(kind)
+    names = [scheme.name_of(n) for n in scheme.groups] if scheme else [NONE]
+    if scheme and not colon:
+        return names[0]
+    if word in names:
+        return word
+    known = [name for each in WEIGHT_FORMATS.values() for name in map(each.name_of, each.groups)]
+    shown = printable(spec)
+    raise UserError(
+        f"--quantization {shown}: {printable(word)!r} is not a weight format;"
+        f" known: {', '.join([*WEIGHT_FORMATS, *known, NONE])}"
+    )
+
+
+def planned_formats(checkpoint: Checkpoint, scheme: Scheme | None) -> dict[str, str]:
+    """The layout of each parameter that is to be held as codes, by name.
+
+    Args:
+        scheme: None: those that the checkpoint's files hold so.
+
+    Raises:
+        UserError: the channels of a matrix are no multiple of the group.
+    """
+    if scheme is None:
+        return dict(checkpoint.kept)
+    formats = {}
+    for name, shape in parameter_shapes(checkpoint.config).items():
+        layout = scheme.head if name in (EMBEDDING, HEAD) else scheme.layers
+        if len(shape) == 2 and layout != NONE:
+            check_group(name, shape, layout)
+            formats[name] = layout
+    return formats
+
+
+def check_group(name: str, shape: tuple[int, ...], layout: str) -> None:
+    group = LAYOUTS[layout].group
+    if group and shape[1] % group:
+        fitting = [each for each, (_, n, *_) in LAYOUTS.items() if n and shape[1] % n == 0]
+        cure = next((each for each in fitting if each.partition(":")[0] in WEIGHT_FORMATS), "int8")
+        raise UserError(
+            f"--quantization {layout}: {name} is {list(shape)}, and {shape[1]} channels are no"
+            f" multiple of {group}; take {cure}"
+        )
+
+
+def load_weights(
+    checkpoint: Checkpoint,
+    formats: Mapping[str, str],
+    device: torch.device,
+    dtype: torch.dtype,
+    empty: Empty,
+) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
+    """As `encoded_weights`, the codes too on `device`, as its kernels want them.
+
+    Args:
+        empty: gives the memory of all parts, called like `torch.empty(sizes, dtype=, device=)`.
+    """
+    for name, weight in encoded_weights(checkpoint, formats, device, dtype, empty):
+        yield name, weight if isinstance(weight, Tensor) else settled(weight, device, empty)
+
+
+def encoded_weights(
+    checkpoint: Checkpoint,
+    formats: Mapping[str, str],
+    device: torch.device,
+    dtype: torch.dtype,
+    empty: Empty = torch.empty,
+) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
+    """Each parameter once, dense in `dtype` or as codes in the layout of `formats`, in rows.
+
+    Beside those already given there is one dense matrix at a time, in 16 bits if the file's has so
+    few, and the scratch of some of its rows.
+
+    Args:
+        device: of the dense ones, and where the others are quantised.
+        empty: gives the memory of the dense ones.
+
+    Raises:
+        UserError: the checkpoint cannot be read, or a weight not be quantised.
+    """
+    kept = [name for name, layout in formats.items() if checkpoint.kept.get(name) == layout]
+    for name in kept:
+        yield name, checkpoint.read_kept(name)
+    source_dtype = checkpoint.dtype or torch.float16  # as the scales of blocks are
+    passing = {name: None if name in kept else source_dtype for name in formats}
+    for name, weight in checkpoint.weights(device, dtype, empty, passing):
+        layout = formats.get(name)
+        yield name, quantized(checkpoint, name, weight, layout) if layout else weight
+
+
+def quantized(checkpoint: Checkpoint, name: str, weight: Tensor, layout: str) -> QuantizedWeight:
+    """A dense weight in the scheme of a layout, in rows where it lies."""
+    scheme = WEIGHT_FORMATS[layout.partition(":")[0]]
+    try:
+        return encode(weight, scheme, LAYOUTS[layout].group)
+    except ValueError as error:
+        cause = f"{name} cannot be quantised to {layout}: {error}"
+        raise UserError(f"{checkpoint.path}: {cause}; leave out --quantization") from error
+
+
+def settled(weight: QuantizedWeight, device: torch.device, empty: Empty) -> QuantizedWeight:
+    """The weight as the device's kernels want it, in memory that `empty` gives."""
+    laid_out = weight.laid_out_for(device)
+    parts = [empty(part.shape, dtype=part.dtype, device=device) for part in laid_out.parts]
+    for part, values in zip(parts, laid_out.parts, strict=True):
+        part.copy_(values)
+    return QuantizedWeight(weight.shape, *parts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizeConfig:
-    """Write a checkpoint with quantised weights."""
+    """Write a checkpoint with quantised weights, which generate.py loads as any other."""
 
-    source: Path = flag(MISSING, help="checkpoint to read")
-    target: Path = flag(MISSING, help="folder to write")
-    quantization: str = flag("int8", help="weight format")
+    source: str = flag(MISSING, help="checkpoint to read, as --checkpoint_path of generate.py")
+    target: Path = flag(MISSING, help="folder to write, new or empty")
+    quantization: str = flag("int8", help="LAYERS[,HEAD], each int8, int4[:GROUP] or none")
     debug: bool = flag(False, repro=False, help="show the traceback of an error")
 
 
-def quantize_(model: nn.Module, name: str) -> None:
-    """Replace the linear layers of `model` by the weight format `name`, in place.
+def main(config: QuantizeConfig) -> None:
+    """Check everything, then write the folder whole or not at all; prints its path.
 
     Raises:
-        UserError: no such format.
+        UserError: a bad flag, a checkpoint that cannot be read, or a target that is in use.
     """
-    if name not in WEIGHT_FORMATS:
-        known = ", ".join(WEIGHT_FORMATS) or "none yet"
-        raise UserError(f"--quantization {name}: not a weight format; known: {known}")
+    scheme = parse_scheme(config.quantization)
+    check_new_folder(config.target)
+    source = open_checkpoint(fetch.resolve(config.source))
+    if not isinstance(source, FileCheckpoint):
+        raise UserError(f"{source.name}: has no files; give generate.py --quantization instead")
+    formats = planned_formats(source, scheme)
+    if not formats:
+        raise UserError(f"--quantization {config.quantization}: leaves nothing to quantise")
+    source.tokenizer()
+    with new_folder(config.target) as folder:
+        write_tokenizer(source, folder / TOKENIZER_FOLDER)
+        write_checkpoint(source, formats, folder / WEIGHTS_FILE)
+    print(config.target)
 
 
-def main(config: QuantizeConfig) -> None:
-    """Refuse formats that do not exist before anything is read."""
-    quantize_(nn.Module(), config.quantization)
+def write_checkpoint(source: FileCheckpoint, formats: Mapping[str, str], file: Path) -> None:
+    """The weights of a checkpoint in the layouts of `formats`; the others as exact as they are."""
+    left_out = dict.fromkeys(formats)
+    dense = source.weights(CPU, torch.float32, passing=left_out)
+    dtypes = {name: narrowest_dtype(weight) for name, weight in dense}
+    weights = encoded_weights(source, formats, CPU, torch.float32)
+    write_weights(file, source.config, formats, dtypes, weights)
+
+
+def narrowest_dtype(weight: Tensor) -> torch.dtype:
+    """That holds every value of an fp32 tensor."""
+    for dtype in (torch.bfloat16, torch.float16):
+        if torch.equal(weight.to(dtype).float(), weight):
+            return dtype
+    return torch.float32
+
+
+def write_tokenizer(source: FileCheckpoint, folder: Path) -> None:
+    """The tokenizer's files, or the tokenizer's part of a GGUF header."""
+    if isinstance(source, QuantizedCheckpoint):
+        shutil.copytree(source.file.parent / TOKENIZER_FOLDER, folder)
+        return
+    folder.mkdir()
+    if isinstance(source, GGUFCheckpoint):
+        write_gguf_header(folder / TOKENIZER_GGUF, source.fields.values)
+        return
+    origin = Path(source.tokenizer().source).parent
+    for name in TOKENIZER_FILES:
+        if (origin / name).is_file():
+            shutil.copyfile(origin / name, folder / name)
+
+
+def write_gguf_header(file: Path, values: Mapping[str, Any]) -> None:
+    """A GGUF file of the tokenizer's keys alone."""
+    writer = gguf.GGUFWriter(file, "llama")
+    adders: dict[type, Callable[[str, Any], None]] = {
+        str: writer.add_string,
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        list: writer.add_array,
+    }
+    for key, value in values.items():
+        if key.startswith("tokenizer."):
+            adders[type(value)](key, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def _settings(config: GenerateConfig, runner: Runner, measured: Measured) -> dic
         "k_format": caches[0].k_format,
         "v_format": caches[0].v_format,
         "depth": request.depth,
-        "weight_format": "none",
+        "weight_format": accounting.weight_format(runner.engine.model),
         "dtype": str(runner.engine.model.norm.weight.dtype).removeprefix("torch."),
         "batch_size": 1,
         "prompt_len": len(request.prompt_ids),

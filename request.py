@@ -15,6 +15,7 @@ from config import Faults, GenerateConfig, UserError
 from kernels.slots import SLOT_TILE
 from kv_cache import parse_formats
 from model import ModelConfig
+from quantize import Scheme, parse_scheme
 from tokenizer import Tokenizer
 
 log = logging.getLogger("kv_fast")
@@ -80,10 +81,12 @@ class Inputs(NamedTuple):
     Attributes:
         formats: of K and of V, names in FORMATS.
         text: of the prompt; '' where it is made of random ids.
+        scheme: of the weights; None: as the checkpoint has them.
     """
 
     formats: tuple[str, str]
     text: str
+    scheme: Scheme | None = None
 
 
 def read_inputs(config: GenerateConfig) -> Inputs:
@@ -92,13 +95,15 @@ def read_inputs(config: GenerateConfig) -> Inputs:
     Raises:
         UserError: unknown format, prompt that cannot be read; all of them.
     """
-    spec = config.kv_cache_quantization
+    spec, scheme = config.kv_cache_quantization, None
     faults = Faults()
+    if config.quantization is not None:
+        scheme = faults.check(parse_scheme, config.quantization)
     formats = faults.check(parse_formats, PLAIN_FORMAT[config.dtype] if spec is None else spec)
     text = faults.check(_prompt_text, config)
     faults.refuse()
     assert formats is not None and text is not None
-    return Inputs(formats, text)
+    return Inputs(formats, text, scheme)
 
 
 def resolve_request(

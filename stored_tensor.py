@@ -8,7 +8,7 @@ import math
 import mmap
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -139,6 +139,13 @@ def short_lived_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype)
     memory = mmap.mmap(-1, dtype.itemsize * math.prod(shape))
     return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
+def short_lived(sizes: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """Called like `torch.empty`: on the CPU as `short_lived_tensor`."""
+    if torch.device(device).type == "cpu":
+        return short_lived_tensor(tuple(sizes), dtype)
+    return torch.empty(sizes, dtype=dtype, device=device)
 
 
 def start_of(opened: BinaryIO) -> str:

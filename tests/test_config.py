@@ -22,7 +22,8 @@ NASTY = [
 FLAGS = [
     "checkpoint_path", "prompt", "prompt_file", "prompt_tokens", "chat", "system", "parse_special",
     "depth", "depth_fill",
-    "max_new_tokens", "cache_size", "kv_cache_quantization", "prefill_chunk", "dtype",
+    "max_new_tokens", "cache_size", "kv_cache_quantization", "quantization", "prefill_chunk",
+    "dtype",
     "device", "compile", "temperature", "top_k", "seed",
     "num_samples", "ignore_eos", "threads", "write_result", "json",
     "debug",

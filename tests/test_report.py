@@ -147,7 +147,7 @@ def test_the_row_says_what_was_run(row_of, checkpoint):
     row = row_of(measured())
     assert (row.time, row.status, row.model) == ("2026-11-30T09:14:02Z", "ok", "tiny")
     assert (row.depth, row.prompt_len, row.new_tokens, row.cache_len) == (DEPTH, PROMPT, 101, 128)
-    assert (row.dtype, row.weight_format, row.depth_fill) == ("float32", "none", "prefill")
+    assert (row.dtype, row.weight_format, row.depth_fill) == ("float32", "fp32", "prefill")
     assert row.model_sha == checkpoint.sha
     assert row.repro == "python generate.py --depth 20 --kv_cache_quantization"
     assert (row.commit, row.threads) == ("3c1f2ab", torch.get_num_threads())
