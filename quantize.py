@@ -11,7 +11,8 @@ if __name__ == "__main__":
     end_on_signals()  # before the imports that take a second
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,18 +35,21 @@ from checkpoint_quantized import (
 from config import UserError, flag, printable
 from durable import check_new_folder, new_folder
 from kernels.huge_pages import Empty
-from kernels.quantized import QuantizedWeight
+from kernels.quantized import TILE_ROWS, QuantizedWeight
+from stored_tensor import short_lived
 from weight_formats import (
     EMBEDDING,
     HEAD,
     LAYOUTS,
     WEIGHT_FORMATS,
-    encode,
+    encoded_blocks,
+    gathered,
     parameter_shapes,
 )
 
 __all__ = ["WEIGHT_FORMATS", "Scheme", "load_weights", "parse_scheme", "planned_formats"]
 
+BLOCK_BYTES = 1 << 20  # of a weight at a time
 NONE = "none"
 CPU = torch.device("cpu")
 TOKENIZER_FILES = (  # what tokenizer.py and tokenizer_files.py read, and what tells the kind
@@ -141,62 +145,59 @@ def load_weights(
     device: torch.device,
     dtype: torch.dtype,
     empty: Empty,
+    *,
+    in_rows: bool = False,
 ) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
-    """As `encoded_weights`, the codes too on `device`, as its kernels want them.
+    """Each parameter once, dense in `dtype` or as codes in the layout of `formats`, on `device`.
+
+    Beside what was given there is one dense matrix at a time, in 16 bits if the file's has so few,
+    and the scratch of some of its rows.
 
     Args:
-        empty: gives the memory of all parts, called like `torch.empty(sizes, dtype=, device=)`.
-    """
-    for name, weight in encoded_weights(checkpoint, formats, device, dtype, empty):
-        yield name, weight if isinstance(weight, Tensor) else settled(weight, device, empty)
-
-
-def encoded_weights(
-    checkpoint: Checkpoint,
-    formats: Mapping[str, str],
-    device: torch.device,
-    dtype: torch.dtype,
-    empty: Empty = torch.empty,
-) -> Iterator[tuple[str, Tensor | QuantizedWeight]]:
-    """Each parameter once, dense in `dtype` or as codes in the layout of `formats`, in rows.
-
-    Beside those already given there is one dense matrix at a time, in 16 bits if the file's has so
-    few, and the scratch of some of its rows.
-
-    Args:
-        device: of the dense ones, and where the others are quantised.
-        empty: gives the memory of the dense ones.
+        empty: gives the memory, called like `torch.empty(sizes, dtype=, device=)`.
+        in_rows: codes as files have them, instead of as the device's kernels want them.
 
     Raises:
         UserError: the checkpoint cannot be read, or a weight not be quantised.
     """
+
+    def placed(num_rows: int, blocks: Iterable[QuantizedWeight]) -> QuantizedWeight:
+        laid_out = blocks if in_rows else (block.laid_out_for(device) for block in blocks)
+        return gathered(num_rows, laid_out, empty)
+
     kept = [name for name, layout in formats.items() if checkpoint.kept.get(name) == layout]
     for name in kept:
-        yield name, checkpoint.read_kept(name)
+        weight = checkpoint.read_kept(name)
+        yield name, placed(weight.shape[0], blocks_of(weight))
     source_dtype = checkpoint.dtype or torch.float16  # as the scales of blocks are
     passing = {name: None if name in kept else source_dtype for name in formats}
-    for name, weight in checkpoint.weights(device, dtype, empty, passing):
-        layout = formats.get(name)
-        yield name, quantized(checkpoint, name, weight, layout) if layout else weight
+    for name, dense in checkpoint.weights(device, dtype, empty, passing):
+        if name not in formats:
+            yield name, dense
+            continue
+        with refusing_weights(checkpoint, name, formats[name]):
+            scheme = WEIGHT_FORMATS[formats[name].partition(":")[0]]
+            group = LAYOUTS[formats[name]].group
+            codes = placed(len(dense), encoded_blocks(dense, scheme, group))
+        yield name, codes
 
 
-def quantized(checkpoint: Checkpoint, name: str, weight: Tensor, layout: str) -> QuantizedWeight:
-    """A dense weight in the scheme of a layout, in rows where it lies."""
-    scheme = WEIGHT_FORMATS[layout.partition(":")[0]]
+def blocks_of(weight: QuantizedWeight) -> Iterator[QuantizedWeight]:
+    """A weight in rows, some tiles of them at a time: each is laid out anew, in scratch."""
+    num_rows = weight.shape[0]
+    step = max(1, BLOCK_BYTES * num_rows // (weight.nbytes * TILE_ROWS)) * TILE_ROWS
+    for first in range(0, num_rows, step):
+        yield weight.block(first, min(first + step, num_rows))
+
+
+@contextmanager
+def refusing_weights(checkpoint: Checkpoint, name: str, layout: str) -> Iterator[None]:
+    """Turn what a scheme cannot hold into one line for the user."""
     try:
-        return encode(weight, scheme, LAYOUTS[layout].group)
+        yield
     except ValueError as error:
         cause = f"{name} cannot be quantised to {layout}: {error}"
         raise UserError(f"{checkpoint.path}: {cause}; leave out --quantization") from error
-
-
-def settled(weight: QuantizedWeight, device: torch.device, empty: Empty) -> QuantizedWeight:
-    """The weight as the device's kernels want it, in memory that `empty` gives."""
-    laid_out = weight.laid_out_for(device)
-    parts = [empty(part.shape, dtype=part.dtype, device=device) for part in laid_out.parts]
-    for part, values in zip(parts, laid_out.parts, strict=True):
-        part.copy_(values)
-    return QuantizedWeight(weight.shape, *parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +236,7 @@ def write_checkpoint(source: FileCheckpoint, formats: Mapping[str, str], file: P
     left_out = dict.fromkeys(formats)
     dense = source.weights(CPU, torch.float32, passing=left_out)
     dtypes = {name: narrowest_dtype(weight) for name, weight in dense}
-    weights = encoded_weights(source, formats, CPU, torch.float32)
+    weights = load_weights(source, formats, CPU, torch.float32, short_lived, in_rows=True)
     write_weights(file, source.config, formats, dtypes, weights)
 
 

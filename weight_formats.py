@@ -5,12 +5,13 @@ scheme makes such a weight from a dense one, in blocks of rows, so that its scra
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
+from kernels.huge_pages import Empty
 from kernels.quantized import (
     TILE_ROWS,
     QuantizedWeight,
@@ -18,6 +19,7 @@ from kernels.quantized import (
     quantized_linear,
 )
 from model import Linear, ModelConfig, RMSNorm, Transformer
+from stored_tensor import short_lived
 
 ENCODED_ELEMENTS = 1 << 17  # at a time; scratch is some ten times so many fp32 numbers
 SHARES_OF_RANGE = (1.0, 0.9, 0.8)  # that int4 tries
@@ -212,29 +214,51 @@ def inverse(x: Tensor) -> Tensor:
 
 
 def encode(weight: Tensor, scheme: type[QuantizedLinear], group: int) -> QuantizedWeight:
-    """A dense matrix in a scheme, in rows on its device.
+    """A dense matrix in a scheme, in rows on its device; errors as `encoded_blocks`."""
+    return gathered(weight.shape[0], encoded_blocks(weight, scheme, group), short_lived)
+
+
+def encoded_blocks(
+    weight: Tensor, scheme: type[QuantizedLinear], group: int
+) -> Iterator[QuantizedWeight]:
+    """A dense matrix in a scheme, some tiles of rows at a time.
 
     Raises:
         ValueError: it is not finite, or out of the scales' range.
     """
-    num_rows, width = weight.shape
+    width = weight.shape[1]
     layout = LAYOUTS[scheme.name_of(group)]
-    parts = {
-        name: torch.empty(shape, dtype=dtype, device=weight.device)
-        for name, (dtype, shape) in layout.parts((num_rows, width)).items()
-    }
-    count = max(1, ENCODED_ELEMENTS // width)
-    each = (weight.detach(), *parts.values())
-    for block, codes, *around in zip(*(part.split(count) for part in each), strict=True):
+    count = max(1, ENCODED_ELEMENTS // (width * TILE_ROWS)) * TILE_ROWS
+    for block in weight.detach().split(count):
         dense = block.float()
         if not dense.abs().amax() <= torch.finfo(layout.scale_dtype).max:
             raise ValueError(f"its values are not finite, or too large for {layout.scale_dtype}")
-        values, *rest = scheme.encode_groups(dense.unflatten(1, (-1, group or width)))
-        whole = values.flatten(1).to(codes.dtype)
-        codes.copy_(whole if layout.bits == 8 else pack_nibbles(whole))
-        for part, found in zip(around, rest, strict=False):
-            part.copy_(found.squeeze(-1))
-    return QuantizedWeight((num_rows, width), **parts)
+        values, *around = scheme.encode_groups(dense.unflatten(1, (-1, group or width)))
+        if layout.bits == 8:
+            codes = values.flatten(1).to(torch.int8)
+        else:
+            codes = pack_nibbles(values.flatten(1).to(torch.uint8))
+        parts = (part.squeeze(-1).to(layout.scale_dtype) for part in around)
+        yield QuantizedWeight((len(block), width), codes, *parts)
+
+
+def gathered(num_rows: int, blocks: Iterable[QuantizedWeight], empty: Empty) -> QuantizedWeight:
+    """One weight of blocks of rows, all in one layout, in memory that `empty` gives.
+
+    Args:
+        num_rows: of all blocks; each but the last has whole tiles.
+    """
+    parts: list[Tensor] = []
+    first = 0
+    for block in blocks:
+        height = TILE_ROWS if block.is_tiled else 1
+        for part in block.parts[len(parts) :]:
+            sizes = (-(-num_rows // height), *part.shape[1:])
+            parts.append(empty(sizes, dtype=part.dtype, device=part.device))
+        for part, values in zip(parts, block.parts, strict=True):
+            part[first // height : first // height + len(values)] = values
+        first += block.shape[0]
+    return QuantizedWeight((num_rows, block.shape[1]), *parts)
 
 
 def describe_formats(formats: Mapping[str, str]) -> str:
@@ -277,16 +301,15 @@ def stored_bytes(
         formats: layouts of those that are held as codes, by name.
         dtype: of the others.
     """
-    in_tiles = laid_out_in_tiles(device)
     return {
-        name: LAYOUTS[formats[name]].nbytes(shape, in_tiles=in_tiles)
+        name: LAYOUTS[formats[name]].nbytes(shape, in_tiles=laid_out_in_tiles(device, shape[1]))
         if name in formats
         else math.prod(shape) * dtype.itemsize
         for name, shape in parameter_shapes(config).items()
     }
 
 
-def laid_out_in_tiles(device: torch.device) -> bool:
-    """Whether the kernels of a device want tiles, seen from a small weight."""
-    codes = torch.zeros(1, 32, dtype=torch.int8)
-    return QuantizedWeight((1, 32), codes, torch.ones(1, 1)).laid_out_for(device).is_tiled
+def laid_out_in_tiles(device: torch.device, width: int) -> bool:
+    """Whether the kernels of a device want tiles of weights [N, width], seen from one row."""
+    codes = torch.zeros(1, width, dtype=torch.int8)
+    return QuantizedWeight((1, width), codes, torch.ones(1, 1)).laid_out_for(device).is_tiled

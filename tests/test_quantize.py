@@ -9,13 +9,14 @@ from checkpoint_kinds import TOKENIZER, CausalCache, tiny
 from gguf import GGMLQuantizationType
 
 import accounting
+import quantize
 from checkpoint import open_checkpoint
 from command import run
 from config import UserError
 from engine import load_model
 from quantize import QuantizeConfig, Scheme, main, parse_scheme, planned_formats
 from scripts.tiny_checkpoint import TINY, random_weights, write_gguf, write_hf
-from weight_formats import LAYOUTS, WEIGHT_FORMATS, encode, parameter_shapes
+from weight_formats import LAYOUTS, WEIGHT_FORMATS, encode, gathered, parameter_shapes
 
 pytest_plugins = ["generate_process"]
 
@@ -239,3 +240,14 @@ def test_a_bad_format_is_refused_beside_all_else_that_is_wrong(run_generate):
     assert run.code == 2
     assert "--quantization int3" in run.stderr
     assert "/nowhere" in run.stderr
+
+
+@pytest.mark.parametrize("shape", [(1, 64), (16, 64), (50, 128), (333, 40)])
+@pytest.mark.parametrize("num_bytes", [1, 3000, 1 << 20])
+def test_a_weight_is_laid_out_block_by_block_as_it_is_whole(shape, num_bytes, monkeypatch):
+    monkeypatch.setattr(quantize, "BLOCK_BYTES", num_bytes)
+    weight = encode(torch.randn(shape), WEIGHT_FORMATS["int8"], 0)
+    blocks = [block.laid_out_for(CPU) for block in quantize.blocks_of(weight)]
+    found = gathered(shape[0], blocks, torch.empty)
+    assert found.shape == weight.shape
+    assert all(map(torch.equal, found.parts, weight.laid_out_for(CPU).parts))

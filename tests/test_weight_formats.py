@@ -92,7 +92,7 @@ def test_its_bytes_are_those_of_its_parts_and_of_its_layout(scheme, shape):
     cls, group = scheme
     quantized = cls.from_linear(layer(shape), group)
     held = sum(buffer.nbytes for buffer in quantized.buffers())
-    in_tiles = laid_out_in_tiles(CPU)
+    in_tiles = laid_out_in_tiles(CPU, shape[1])
     assert quantized.nbytes == held
     assert held == LAYOUTS[cls.name_of(group)].nbytes(shape, in_tiles=in_tiles)
     layout, scales = LAYOUTS[cls.name_of(group)], math.prod(shape) // (group or shape[1])
@@ -184,7 +184,7 @@ def test_dense_parameters_take_their_dtype_and_codes_their_layout():
     shapes = parameter_shapes(TINY)
     assert shapes == {name: tuple(p.shape) for name, p in model.named_parameters()}
     sizes = stored_bytes(TINY, {"lm_head.weight": "int8"}, torch.bfloat16, CPU)
-    in_tiles = laid_out_in_tiles(CPU)
+    in_tiles = laid_out_in_tiles(CPU, TINY.hidden_size)
     head = LAYOUTS["int8"].nbytes(shapes["lm_head.weight"], in_tiles=in_tiles)
     assert sizes.pop("lm_head.weight") == head
     assert sizes == {name: 2 * math.prod(shapes[name]) for name in sizes}
