@@ -179,6 +179,7 @@ def load_weights(
             scheme = WEIGHT_FORMATS[formats[name].partition(":")[0]]
             group = LAYOUTS[formats[name]].group
             codes = placed(len(dense), encoded_blocks(dense, scheme, group))
+        del dense  # or it stays until the next one is there
         yield name, codes
 
 
