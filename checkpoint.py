@@ -141,9 +141,9 @@ def main(config: CheckpointConfig) -> None:
     """
     checkpoint, tokenizer = check(fetch.resolve(config.path))
     if config.verify:
-        fetch.check_hashes(
-            checkpoint.weight_files if isinstance(checkpoint, FileCheckpoint) else ()
-        )
+        if not isinstance(checkpoint, FileCheckpoint):
+            raise UserError(f"{checkpoint.name}: has no files; leave out --verify")
+        fetch.check_hashes(checkpoint.weight_files)
     document = summarize(checkpoint, tokenizer)
     print(json.dumps(document) if config.json else as_text(document))
 

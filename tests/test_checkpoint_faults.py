@@ -125,6 +125,9 @@ def test_verify_is_refused_where_no_hash_is_known(tmp_path: Path, refused) -> No
     path = tiny("hf", tmp_path)
     [line] = refused(path, "--verify")
     assert line.startswith(f"{path}/model.safetensors: its hash is not known; ")
+    assert refused(Path("random:tiny"), "--verify") == [
+        "random:tiny: has no files; leave out --verify"
+    ]
 
 
 def test_all_that_is_wrong_is_listed(tmp_path: Path, refused) -> None:
