@@ -149,7 +149,6 @@ def test_run_empty_an_end_token_at_once_gives_a_row_without_rates(run_generate, 
 
 
 def test_run_nan_ends_with_1_and_keeps_the_rows_there_were(run_generate, tmp_path) -> None:
-    path = with_files(tmp_path / "model", weights=chain(ord("x"), 65))
     weights = chain(ord("x"), 65)
     weights["model.norm.weight"][0] = torch.inf
     path = with_files(tmp_path / "model", weights=weights)
