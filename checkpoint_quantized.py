@@ -18,6 +18,7 @@ from torch import Tensor
 
 from checkpoint_base import FileCheckpoint, Source, main_dtype
 from checkpoint_fields import COMPLETE, Fields, parse_object, refusing
+from checkpoint_gguf import tokenizer_in
 from checkpoint_gguf_parts import read_one
 from checkpoint_hf import folder_name
 from checkpoint_safetensors_header import DTYPES, read_all
@@ -27,8 +28,7 @@ from model import ModelConfig, RopeScaling
 from stored_tensor import DTYPES as DENSE_DTYPES
 from stored_tensor import DamagedFile, check_regular
 from tokenizer import open_tokenizer
-from tokenizer_base import Tokenizer, reading
-from tokenizer_gguf import gguf_tokenizer
+from tokenizer_base import Tokenizer
 from weight_formats import LAYOUTS, parameter_shapes
 
 KEY, VERSION = "kv_fast", 1
@@ -136,8 +136,7 @@ class QuantizedCheckpoint(FileCheckpoint):
         if not (folder / TOKENIZER_GGUF).is_file():
             return open_tokenizer(folder)
         values, _ = read_one(folder / TOKENIZER_GGUF)
-        with reading(folder / TOKENIZER_GGUF):
-            return gguf_tokenizer(values, str(folder / TOKENIZER_GGUF))
+        return tokenizer_in(values, folder / TOKENIZER_GGUF)
 
 
 def read_config(fields: Fields) -> ModelConfig:
