@@ -95,6 +95,16 @@ def is_gguf(file: Path) -> bool:
         return opened.read(len(MAGIC)) == MAGIC
 
 
+def find_tokenizer(path: Path, checkpoint: Checkpoint | None, text: str) -> Tokenizer | None:
+    """The tokenizer, tried with `text`; of a refused checkpoint too, where its kind can be told.
+
+    Raises:
+        UserError: there is none, it cannot be read, or it dies.
+    """
+    read = checkpoint.tokenizer if checkpoint else functools.partial(tokenizer_of, path)
+    return tried_tokenizer(path, read, text)
+
+
 def tokenizer_of(path: Path) -> Tokenizer | None:
     """The tokenizer, whatever else is wrong; None where no kind can be told.
 
@@ -124,10 +134,14 @@ class CheckpointConfig:
 
 @notes_held()
 def check(path: Path) -> tuple[Checkpoint, Tokenizer]:
+    """A checkpoint and its tokenizer, both found right.
+
+    Raises:
+        UserError: all that is wrong with them, a line each.
+    """
     faults = Faults()
     checkpoint = faults.check(open_checkpoint, path)
-    read = checkpoint.tokenizer if checkpoint else functools.partial(tokenizer_of, path)
-    tokenizer = faults.check(tried_tokenizer, path, read, "a")
+    tokenizer = faults.check(find_tokenizer, path, checkpoint, "a")
     faults.refuse()
     assert checkpoint and tokenizer
     return checkpoint, tokenizer

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,7 +10,7 @@ import torch
 import accounting
 import fetch
 import machine
-from checkpoint import Checkpoint, open_checkpoint, tokenizer_of
+from checkpoint import Checkpoint, find_tokenizer, open_checkpoint
 from command import notes_held
 from config import RANDOM_PREFIX, Faults, GenerateConfig, UserError
 from durable import check_writable
@@ -19,7 +18,6 @@ from quantize import planned_formats
 from request import Request, read_inputs, resolve_request
 from summary import size_text
 from tokenizer_base import Tokenizer
-from tokenizer_trial import tried_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +56,8 @@ def preflight(config: GenerateConfig) -> Plan:
         faults.refuse()  # before anything is fetched
     path = faults.check(fetch.resolve, config.checkpoint_path)
     checkpoint = faults.check(open_checkpoint, path) if path else None
-    tokenizer = None
-    if path:
-        read = checkpoint.tokenizer if checkpoint else partial(tokenizer_of, path)
-        text = inputs.text if inputs else ""
-        tokenizer = faults.check(tried_tokenizer, path, read, text)
+    text = inputs.text if inputs else ""
+    tokenizer = faults.check(find_tokenizer, path, checkpoint, text) if path else None
     request = formats = None
     if checkpoint and inputs:
         faults.check(check_apart, config.write_result, checkpoint)

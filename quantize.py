@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import fetch
-from checkpoint import Checkpoint, open_checkpoint
+from checkpoint import Checkpoint, check
 from checkpoint_base import FileCheckpoint
 from checkpoint_gguf import GGUFCheckpoint
 from checkpoint_quantized import (
@@ -219,13 +219,12 @@ def main(config: QuantizeConfig) -> None:
     """
     scheme = parse_scheme(config.quantization)
     check_new_folder(config.target)
-    source = open_checkpoint(fetch.resolve(config.source))
+    source, _ = check(fetch.resolve(config.source))
     if not isinstance(source, FileCheckpoint):
         raise UserError(f"{source.name}: has no files; give generate.py --quantization instead")
     formats = planned_formats(source, scheme)
     if not formats:
         raise UserError(f"--quantization {config.quantization}: leaves nothing to quantise")
-    source.tokenizer()
     with new_folder(config.target) as folder:
         write_tokenizer(source, folder / TOKENIZER_FOLDER)
         write_checkpoint(source, formats, folder / WEIGHTS_FILE)

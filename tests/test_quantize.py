@@ -196,6 +196,16 @@ def test_the_command_refuses_in_one_line_and_leaves_nothing(target, flags, cause
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
+def test_faults_of_the_checkpoint_and_of_its_tokenizer_are_told_together(tmp_path, capsys):
+    source = tiny("hf", tmp_path / "source")
+    for name in ("config.json", "tokenizer.json"):
+        (source / name).write_bytes(b"<html>")
+    assert run_command(source, tmp_path / "new") == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"error: {source}/config.json: ")
+    assert second.startswith(f"error: {source}/tokenizer.json: ")
+
+
 def test_a_random_model_has_no_file_to_quantise(tmp_path, capsys):
     assert run_command("random:tiny", tmp_path / "new") == 2
     assert "generate.py --quantization" in capsys.readouterr().err
