@@ -264,10 +264,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Llama: grouped-query attention, rope, RMSNorm, SwiGLU, tied or untied head.
-
-    With `ModelConfig`'s options also Qwen2 and Qwen3.
-    """
+    """Llama, and with `ModelConfig`'s options Qwen2 and Qwen3; the head is tied or untied."""
 
     rope_freqs: Tensor
 
@@ -304,8 +301,7 @@ class Transformer(nn.Module):
         Returns:
             [B, T, C], before the final norm; see `logits`.
         """
-        positions = start_pos[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
-        rope = self._rope(positions)
+        rope = self._rope(start_pos[:, None] + torch.arange(tokens.shape[1], device=tokens.device))
         x = self.embed_tokens(tokens)
         for layer, cache in zip(self.layers, caches, strict=True):
             x = layer(x, rope, start_pos, cache, past_len)
