@@ -23,6 +23,11 @@ from scripts.tiny_checkpoint import (
 
 CONFIG = dataclasses.replace(TINY, hidden_size=64, intermediate_size=96, head_dim=32, num_layers=2)
 Q4_0, Q8_0, Q5_1 = (GGMLQuantizationType[name] for name in ("Q4_0", "Q8_0", "Q5_1"))
+CONFIGS = {
+    "llama": CONFIG,
+    "qwen2": dataclasses.replace(CONFIG, qkv_bias=True),
+    "qwen3": dataclasses.replace(CONFIG, qk_norm=True),
+}
 every_kept_type = pytest.mark.parametrize("kind", KEPT_TYPES, ids=lambda kind: kind.name)
 
 
@@ -63,12 +68,18 @@ def dense_by_the_library(checkpoint: GGUFCheckpoint) -> dict[str, torch.Tensor]:
 
 
 @every_kept_type
+@pytest.mark.parametrize("architecture", CONFIGS)
 @pytest.mark.parametrize("read_bytes", [1, 200, 1 << 20])
 def test_kept_weights_stand_for_the_numbers_of_the_library(
-    kind: GGMLQuantizationType, read_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: GGMLQuantizationType,
+    architecture: str,
+    read_bytes: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("checkpoint_gguf_blocks.READ_BYTES", read_bytes)
-    path = write_gguf(tmp_path / "a.gguf", CONFIG, random_weights(CONFIG), tensor_type=kind)
+    config = CONFIGS[architecture]
+    path = write_gguf(tmp_path / "a.gguf", config, random_weights(config), tensor_type=kind)
     loaded = open_checkpoint(path)
     expected = dense_by_the_library(loaded)
     matrices = {name for name, weight in expected.items() if weight.ndim == 2}
