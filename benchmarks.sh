@@ -1,5 +1,6 @@
 #!/bin/sh
-# The commands behind the rows of benchmark_results.txt: both cache formats at two depths.
+# The commands behind the rows of benchmark_results.txt: weights of 16, 8 and 4 bits, two cache
+# formats, two depths; a row with weights as they compute stands beside every quantised one.
 #
 #   sh benchmarks.sh
 #
@@ -18,16 +19,23 @@ RESULTS=${RESULTS:-benchmark_results.txt}
 FLAGS="--prompt_tokens 512 --max_new_tokens 128 --temperature 0 --ignore_eos --num_samples 5"
 failed=0
 
+run() {  # weights, cache format, depth
+    case="$1 weights, $2 cache, depth $3"
+    set -- --quantization "$1" --kv_cache_quantization "$2" --depth "$3"
+    [ -n "${CHECKPOINT_PATH:-}" ] && set -- --checkpoint_path "$CHECKPOINT_PATH" "$@"
+    echo "== $case" >&2
+    # shellcheck disable=SC2086  # FLAGS is a list of words
+    "$PYTHON" generate.py "$@" $FLAGS --write_result "$RESULTS" || {
+        echo "failed: $case" >&2
+        failed=1
+    }
+}
+
 for depth in 0 4096; do
-    for kv_format in bf16 int8; do
-        set -- --kv_cache_quantization "$kv_format" --depth "$depth"
-        [ -n "${CHECKPOINT_PATH:-}" ] && set -- --checkpoint_path "$CHECKPOINT_PATH" "$@"
-        echo "== $kv_format cache, depth $depth" >&2
-        # shellcheck disable=SC2086  # FLAGS is a list of words
-        "$PYTHON" generate.py "$@" $FLAGS --write_result "$RESULTS" || {
-            echo "failed: $kv_format cache, depth $depth" >&2
-            failed=1
-        }
+    for weights in none int8 int4; do
+        for kv_format in bf16 int8; do
+            run "$weights" "$kv_format" "$depth"
+        done
     done
 done
 exit $failed

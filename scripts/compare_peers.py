@@ -84,6 +84,7 @@ class CompareConfig:
     checkpoint: Path = flag(MISSING, help="what both load, in the peer's format")
     peer_python: Path = flag(Path("python3"), help="interpreter of the peer's environment")
     peer_source: Path | None = flag(None, help="folder of modules for it: the clone of gpt-fast")
+    quantization: str | None = flag(None, help="weights of kv-fast; default: as stored there")
     depth: int = flag(16, minimum=1, help="tokens stored before the first new one")
     new_tokens: int = flag(128, minimum=2, help="tokens of a sample")
     rounds: int = flag(2, minimum=1, help="turns of each side")
@@ -137,6 +138,7 @@ class Comparison:
             depth=self.config.depth - prompt_tokens,
             prompt_tokens=prompt_tokens,
             max_new_tokens=self.config.new_tokens,
+            quantization=self.config.quantization,
             kv_cache_quantization=kv_format,
             device="cpu",
             temperature=0,
@@ -149,7 +151,8 @@ class Comparison:
         """A run of generate.py."""
         command = [sys.executable, str(ROOT / "generate.py"), *to_argv(self.options(kv_format))]
         document = answer([*command, "--json"])
-        versions = {name: document[name] for name in ("commit", "attention", "device_name")}
+        names = ("commit", "weight_format", "attention", "device_name")
+        versions = {name: document[name] for name in names}
         return Result(document["decode_tok_s"], self.after_prompt(document["texts"][0]), versions)
 
     def theirs(self, kv_format: str) -> Result:

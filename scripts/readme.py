@@ -30,6 +30,7 @@ OTHERS = {
 }
 COLUMNS = {
     "depth + prompt": lambda row: f"{row.depth + row.prompt_len}",
+    "weights": lambda row: f"{row.weight_format}, {1000 * row.model_size_gb:.0f} MB",
     "K, V": lambda row: f"{row.k_format}, {row.v_format}",
     "decode tok/s": lambda row: f"{row.decode_tok_s:.2f} ± {row.decode_ci_pct:.1f} %",
     "TTFT s": lambda row: f"{row.ttft_s:.3f}",
@@ -75,9 +76,10 @@ def files() -> str:
 
 
 def table() -> str:
-    """The newest row of each setting, and behind them what all have in common."""
+    """The newest row of each setting on one machine, and what all have in common."""
     measured = [row for row in read_rows(ROOT / "benchmark_results.txt") if row.status == "ok"]
-    rows = list({row.key: row for row in measured}.values())
+    machine = measured[-1].device_name
+    rows = list({row.key: row for row in measured if row.device_name == machine}.values())
     head = " | ".join(COLUMNS)
     body = [" | ".join(cell(row) for cell in COLUMNS.values()) for row in rows]
     rule = "|".join("---" for _ in COLUMNS)
