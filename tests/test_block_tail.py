@@ -79,3 +79,56 @@ def test_weights_that_do_not_follow_each_other_are_refused():
             block_tail(attended, x, o_proj, norm, gate_up, down)
     with pytest.raises(ValueError, match="0 parts"):
         torch.ops.kv_fast.block_tail(attended, x, [], *norm, [gate_up], [down], INTERMEDIATE)
+
+
+PARTS = {
+    "attended": torch.ones(1, HEADS_WIDTH),
+    "x": torch.ones(1, WIDTH),
+    "o_proj": [dense(SHAPES[0], torch.float32)],
+    "norm": torch.ones(WIDTH),
+    "eps": 1e-5,
+    "gate_up_proj": [dense(SHAPES[1], torch.float32)],
+    "down_proj": [dense(SHAPES[2], torch.float32)],
+    "intermediate_size": INTERMEDIATE,
+}
+FAULTS = {
+    "a short norm": ({"norm": torch.ones(5)}, "for rows of"),
+    "a norm in fp64": ({"norm": torch.ones(WIDTH).double()}, "no CPU kernel for Double"),
+    "a norm of integers": ({"norm": torch.ones(WIDTH).int()}, "no CPU kernel for Int"),
+    "attended of no channels": (
+        {"attended": torch.ones(1, 0), "o_proj": [torch.ones(WIDTH, 0)]},
+        "no channels",
+    ),
+    "attended of no dimension": ({"attended": torch.tensor(1.0)}, "no channels"),
+    "x of no dimension": ({"x": torch.tensor(1.0)}, "no channels"),
+    "no gates": (
+        {
+            "intermediate_size": 0,
+            "gate_up_proj": [torch.ones(0, WIDTH)],
+            "down_proj": [torch.ones(WIDTH, 0)],
+        },
+        "no channels",
+    ),
+    "all in fp64": (
+        {
+            name: [part[0].double()] if isinstance(part, list) else part.double()
+            for name, part in PARTS.items()
+            if name not in ("eps", "intermediate_size")
+        },
+        "no CPU kernel for Double",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_a_fault_that_threads_find_is_raised_and_ends_no_process(fault, num_threads):
+    changes, message = FAULTS[fault]
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        with pytest.raises(ValueError, match=message):
+            torch.ops.kv_fast.block_tail(*(PARTS | changes).values())
+        assert torch.ops.kv_fast.block_tail(*PARTS.values()).isfinite().all()
+    finally:
+        torch.set_num_threads(before)

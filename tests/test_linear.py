@@ -113,3 +113,10 @@ def test_the_norm_is_the_root_mean_square():
 def test_a_norm_of_another_width_is_refused():
     with pytest.raises(ValueError, match="for rows of 64"):
         linear(torch.ones(1, 64), torch.ones(8, 64), (torch.ones(32), 1e-5))
+
+
+@pytest.mark.skipif(not INSTRUCTION_SETS, reason="no C++ compiler here")
+@pytest.mark.parametrize("x", [torch.ones(1, 0), torch.ones(0), torch.tensor(1.0)], ids=str)
+def test_rows_of_no_channels_are_refused(x):
+    with pytest.raises(ValueError, match="no channels"):
+        torch.ops.kv_fast.linear(x, torch.ones(4, x.numel()), None, 0.0, None, False)

@@ -77,6 +77,7 @@ struct Stage {
 
   Stage(const at::Tensor& x, Parts weight, int64_t out_features,
         const std::optional<at::Tensor>& residual, bool swiglu) {
+    TORCH_CHECK_VALUE(x.dim() && x.size(-1), "no channels in x ", x.sizes());
     auto shape = x.sizes().vec();
     shape.back() = out_features;
     out = at::empty(shape, x.options());
@@ -150,23 +151,32 @@ at::Tensor quantized_linear(const at::Tensor& x, const at::Tensor& codes, const 
 at::Tensor block_tail(const at::Tensor& attended, const at::Tensor& x, Parts o_proj,
                       const at::Tensor& norm, double eps, Parts gate_up_proj, Parts down_proj,
                       int64_t intermediate_size) {
+  TORCH_CHECK_VALUE(x.dim(), "no channels in x ", x.sizes());
   const int64_t width = x.size(-1);
   const Stage o(attended, o_proj, width, x, false);
   const Stage gate_up(o.out, gate_up_proj, intermediate_size, std::nullopt, true);
   const Stage down(gate_up.out, down_proj, width, o.out, false);
+  std::exception_ptr error;  // one that left the region would end the process
 #pragma omp parallel num_threads(at::get_num_threads()) if (!at::in_parallel_region())
   {
     const int64_t thread = omp_get_thread_num(), num_threads = omp_get_num_threads();
-    const auto run = [&](const Stage& stage, const Scratch<float>& rows) {
-      const int64_t num_parts = stage.num_parts();
-      stage.run(rows, num_parts * thread / num_threads, num_parts * (thread + 1) / num_threads);
+    const auto run = [&](const Stage& stage, auto rows_of) {
+      try {
+        const Scratch<float> rows = rows_of();
+        const int64_t num_parts = stage.num_parts();
+        stage.run(rows, num_parts * thread / num_threads, num_parts * (thread + 1) / num_threads);
+      } catch (...) {
+#pragma omp critical(kv_fast_error)
+        error = std::current_exception();
+      }
     };
-    run(o, padded_rows(attended, 1));
+    run(o, [&] { return padded_rows(attended, 1); });
 #pragma omp barrier
-    run(gate_up, normed_rows(o.out, norm, eps));
+    run(gate_up, [&] { return normed_rows(o.out, norm, eps); });
 #pragma omp barrier
-    run(down, padded_rows(gate_up.out, 1));
+    run(down, [&] { return padded_rows(gate_up.out, 1); });
   }
+  if (error) std::rethrow_exception(error);
   return down.out;
 }
 
