@@ -57,8 +57,8 @@ class QuantizedCheckpoint(FileCheckpoint):
             if KEY not in metadata:
                 missing = "config.json, params.json or .gguf file"
                 raise UserError(f"{path}: holds no {missing}; copy them there")
-            fields = Fields(file, parse_object(metadata[KEY].encode()))
-        if fields.get("version") != VERSION:
+            fields = Fields(file, parse_object(metadata[KEY].encode(errors="replace")))
+        if fields.integer("version") != VERSION:
             raise fields.error("version", f"this program reads {VERSION}")
         self.config = read_config(fields)
         self.kept = self._read_formats(fields)
@@ -81,6 +81,11 @@ class QuantizedCheckpoint(FileCheckpoint):
                 raise formats.error(name, f"known are {', '.join(LAYOUTS)}")
             if codes is None or len(codes.shape) != 2:
                 raise formats.error(name, f"but there is no matrix {printable(name)}.codes")
+            width, group = codes.shape[1] * 8 // LAYOUTS[layout].bits, LAYOUTS[layout].group
+            if group and width % group:
+                raise formats.error(name, f"but {width} channels are no multiple of {group}")
+            if name in self.stored:
+                raise formats.error(name, "but it is there as a dense tensor too")
         return formats.values
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:

@@ -163,6 +163,7 @@ def rewrite(file: Path, change) -> None:
 DOWN = "layers.0.mlp.down_proj.weight"
 DAMAGE = {
     "version": lambda s, t: s.update(version=2),
+    "version is True": lambda s, t: s.update(version=True),
     "config": lambda s, t: s.pop("config"),
     "formats": lambda s, t: s.update(formats=[]),
     "hidden_size": lambda s, t: s["config"].update(hidden_size="128"),
@@ -180,6 +181,7 @@ DAMAGE = {
     "missing": lambda s, t: t.pop("norm.weight"),
     "norm.weight": lambda s, t: t.update({"norm.weight": t["norm.weight"].to(torch.int8)}),
     "layout": lambda s, t: s["formats"].update({DOWN: "int4:64"}),
+    "as a dense tensor too": lambda s, t: t.update({DOWN: torch.ones(128, 256)}),
 }
 
 
@@ -188,6 +190,35 @@ def test_a_file_that_contradicts_itself_is_refused_in_one_line(cause, tmp_path):
     folder = written(source_of("hf", tmp_path), tmp_path / "q", "int4")
     rewrite(folder / WEIGHTS_FILE, DAMAGE[cause])
     refusal(folder, cause)
+
+
+@pytest.mark.parametrize("width", [40, 68, 72, 80])
+def test_channels_that_are_no_multiple_of_the_group_are_refused(width, tmp_path):
+    config = dataclasses.replace(WIDE, hidden_size=width)
+    folder = written(source_of("hf", tmp_path, config), tmp_path / "q", "int8")
+    name = "layers.0.mlp.gate_up_proj.weight"
+
+    def pretend(settings, tensors):
+        num_rows = len(tensors[f"{name}.codes"])
+        tensors[f"{name}.codes"] = torch.zeros(num_rows, width // 2, dtype=torch.uint8)
+        for part in ("scales", "mins"):
+            tensors[f"{name}.{part}"] = torch.ones(num_rows, width // 32).half()
+        settings["formats"][name] = "int4:32"
+
+    rewrite(folder / WEIGHTS_FILE, pretend)
+    refusal(folder, f"{name} is 'int4:32'; but {width} channels are no multiple of 32")
+
+
+@pytest.mark.parametrize("text", ["\ud800", '{"version": 1, "config": {"\ud800": 1}}'])
+def test_metadata_that_is_no_text_is_refused(text, tmp_path):
+    folder = written(source_of("hf", tmp_path), tmp_path / "q", "int8")
+    data = (folder / WEIGHTS_FILE).read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size]) | {"__metadata__": {KEY: text}}
+    changed = json.dumps(header).encode()
+    start = len(changed).to_bytes(8, "little") + changed
+    (folder / WEIGHTS_FILE).write_bytes(start + data[8 + size :])
+    refusal(folder)
 
 
 def test_a_tokenizer_that_is_missing_is_named(tmp_path):
