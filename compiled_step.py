@@ -48,8 +48,9 @@ class CompiledStep:
         run = torch._inductor.compile(graph, inputs, options=self._options)
 
         def remember(*inputs: Any) -> tuple[Tensor, ...]:
-            self._graph, self._inputs = run, list(inputs)
-            return run(*inputs)
+            result = run(*inputs)
+            self._graph, self._inputs = run, list(inputs)  # not of a call that failed
+            return result
 
         return remember
 

@@ -179,7 +179,8 @@ class Engine:
         token, start_pos = token.contiguous(), start_pos.contiguous()
         if noise is not None:
             noise = noise.float().contiguous()
-        kind = (token.shape, token.dtype, start_pos.dtype, sampling, noise is None)
+        changing = (token, start_pos) if noise is None else (token, start_pos, noise)
+        kind = (sampling, *((each.shape, each.dtype) for each in changing))
         if kind not in self._steps:
             self._steps[kind] = (
                 CompiledStep(decode_step, self.device) if self.compile else decode_step

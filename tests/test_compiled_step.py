@@ -64,3 +64,26 @@ def test_steps_of_one_function_run_for_their_own_models():
         for _ in range(2):
             results = [compiled(model, torch.ones(3), 1, None)[0] for compiled, model in steps]
     assert results == [0.0, 2.0, 4.0]
+
+
+def test_a_first_call_that_was_interrupted_may_be_made_again(monkeypatch):
+    model, compiled, x = Counter(2.0), CompiledStep(step, CPU), torch.ones(3)
+    compile_graph, interruptions = torch._inductor.compile, [KeyboardInterrupt()]
+
+    def compile_interrupted(*arguments, **options):
+        run = compile_graph(*arguments, **options)
+
+        def interrupted(*inputs):
+            if interruptions:
+                raise interruptions.pop()
+            return run(*inputs)
+
+        return interrupted
+
+    monkeypatch.setattr(torch._inductor, "compile", compile_interrupted)
+    with torch.inference_mode():
+        with pytest.raises(KeyboardInterrupt):
+            compiled(model, x, 1, None)
+        for i in (1.0, 2.0):
+            total = i * (i + 1) / 2
+            assert compiled(model, x * i, 1, None).tolist() == [2 * total] * 3

@@ -294,3 +294,14 @@ def test_a_cuda_decode_step_never_waits_for_the_host():
         list(tokens)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_each_width_of_noise_has_a_step_of_its_own(tiny_model):
+    compiled, eager = (make_engine(tiny_model, compile=compile) for compile in (True, False))
+    sampling = Sampling(320, temperature=0.8, top_k=50)
+    token, start_pos = torch.tensor([[3]]), torch.tensor([0])
+    for width in (50, 9):
+        noise = torch.zeros(1, width)
+        noise[0, width // 2] = 50  # is chosen whatever the logits
+        found = compiled.decode(token, start_pos, sampling, noise)
+        assert found.tolist() == eager.decode(token, start_pos, sampling, noise).tolist()
