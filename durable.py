@@ -21,6 +21,8 @@ if sys.platform != "win32":
     import fcntl
 
 LOCK_TIMEOUT_S = 30
+MAX_NAME_BYTES = 240  # of a folder; file systems have 255, and its name grows while it is written
+FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
 TORN = b" <torn>"  # ends a line whose writer died in it
 ORIGIN = re.compile(rb"\d{14}, tok/s=")  # a row of torchao's benchmark: whole without a newline
 
@@ -67,6 +69,11 @@ def append_line(path: Path, line: str) -> None:
 def check_new_folder(path: Path) -> None:
     """Refuse a name under which `new_folder` could not make one."""
     name = printable(str(path))
+    if len(os.fsencode(path.name)) > MAX_NAME_BYTES:
+        raise UserError(f"{name}: is too long; name a folder in {MAX_NAME_BYTES} bytes")
+    if path.is_symlink() or path.name in ("", "..") or os.path.ismount(path):
+        cause = "is a link, a mount point or no name of its own"  # what no folder can replace
+        raise UserError(f"{name}: {cause}; name a folder that does not exist")
     if path.exists() and not path.is_dir():
         raise UserError(f"{name}: is a file; name a folder that does not exist")
     if path.is_dir() and any(path.iterdir()):
@@ -80,6 +87,9 @@ def new_folder(path: Path) -> Iterator[Path]:
     """A folder beside `path` to put files in; it becomes `path` when all of them are on the disk.
 
     Nothing stays of it after an error or a signal.
+
+    Raises:
+        OSError: naming `path` where the disk is full.
     """
     folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:
@@ -90,8 +100,10 @@ def new_folder(path: Path) -> Iterator[Path]:
         if path.is_dir():
             path.rmdir()
         folder.rename(path)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno in FULL and error.filename is None:
+            raise OSError(f"{printable(str(path))}: {error.strerror}") from error
         raise
     _sync(path.parent)
 

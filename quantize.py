@@ -104,7 +104,7 @@ def layout_name(word: str, spec: str) -> str:
     shown = printable(spec)
     raise UserError(
         f"--quantization {shown}: {printable(word)!r} is not a weight format;"
-        f" known: {', '.join([*WEIGHT_FORMATS, *known, NONE])}"
+        f" known: {', '.join(dict.fromkeys([*WEIGHT_FORMATS, *known, NONE]))}"
     )
 
 

@@ -1,8 +1,10 @@
 """A new folder is there whole or not at all."""
 
+import errno
 import os
 import stat
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -70,3 +72,33 @@ def test_a_parent_that_cannot_be_written_is_refused(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(UserError, match="cannot be written"):
         check_new_folder(tmp_path / "new")
+
+
+def test_what_no_folder_can_take_the_place_of_is_refused_before_the_work(tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    monkeypatch.chdir(tmp_path / "empty")
+    for path in (Path(), tmp_path / "empty" / "..", tmp_path / "link", tmp_path / "dangling"):
+        with pytest.raises(UserError, match="no name of its own; name a folder that does not"):
+            check_new_folder(path)
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == tmp_path / "empty")
+    with pytest.raises(UserError, match="a mount point"):
+        check_new_folder(tmp_path / "empty")
+
+
+def test_a_name_that_would_be_too_long_while_it_is_written_is_refused(tmp_path):
+    with pytest.raises(UserError, match="too long"):
+        check_new_folder(tmp_path / ("é" * 121))
+    longest = tmp_path / ("é" * 120)
+    check_new_folder(longest)
+    with new_folder(longest):
+        pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG])
+def test_a_full_disk_is_told_with_the_name_of_the_folder(number, tmp_path):
+    full = OSError(number, os.strerror(number))
+    with pytest.raises(OSError, match=str(tmp_path / "new")), new_folder(tmp_path / "new"):
+        raise full
+    assert not list(tmp_path.iterdir())
