@@ -1,5 +1,6 @@
 """A step compiled for one set of arguments, of which only a few change from call to call."""
 
+import warnings
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -45,7 +46,10 @@ class CompiledStep:
         self._places: list[list[int]] = []  # of each argument among the inputs
 
     def _compile(self, graph: fx.GraphModule, inputs: list[Any], **_: Any) -> Graph:
-        run = torch._inductor.compile(graph, inputs, options=self._options)
+        with warnings.catch_warnings():
+            # An embedding of codes makes bf16 rows from fp16 scales: one look-up per token.
+            warnings.filterwarnings("ignore", "bf16 and fp16 are mixed")
+            run = torch._inductor.compile(graph, inputs, options=self._options)
 
         def remember(*inputs: Any) -> tuple[Tensor, ...]:
             result = run(*inputs)
