@@ -156,6 +156,10 @@ def test_a_missing_file_is_named(kind: str, left_out: str, cause: str, tmp_path:
     refusal(folder, cause)
 
 
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    refusal(tmp_path, "holds no config.json, params.json or .gguf file")
+
+
 def test_a_path_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     refusal(tmp_path / "nowhere", "no such file or folder")
     refusal(tmp_path, "holds no config.json")
