@@ -12,7 +12,8 @@ from kv_cache import (
     payload_bytes_per_token,
     synthetic_scratch_bytes,
 )
-from model import Linear, ModelConfig, Transformer
+from model import Linear, Transformer
+from model_config import ModelConfig
 from request import PLAIN_FORMAT, Request
 from summary import size_text
 from weight_formats import QuantizedLinear, describe_formats, stored_bytes

@@ -20,7 +20,8 @@ from torch import Tensor
 from checkpoint_fields import COMPLETE, refusing
 from config import Faults, UserError, printable
 from kernels.quantized import QuantizedWeight
-from model import ModelConfig, Transformer
+from model import Transformer
+from model_config import ModelConfig
 from stored_tensor import (
     DTYPES,
     DamagedFile,

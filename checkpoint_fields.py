@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from config import UserError, describe, printable
-from model import ModelConfig
+from model_config import ModelConfig
 from stored_tensor import DamagedFile
 from strict_json import json_object
 

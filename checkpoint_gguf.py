@@ -18,7 +18,7 @@ from checkpoint_gguf_header import Entry
 from checkpoint_gguf_parts import model_name, read_parts
 from config import UserError, printable
 from kernels.quantized import QuantizedWeight
-from model import ModelConfig, RopeScaling
+from model_config import ModelConfig, RopeScaling
 from stored_tensor import StoredTensor, fill, opened_at
 from tokenizer_base import Tokenizer, reading
 from tokenizer_gguf import gguf_tokenizer

@@ -13,7 +13,7 @@ from typing import Any
 
 from checkpoint_fields import COMPLETE, Fields, refusing
 from config import UserError
-from model import ModelConfig, RopeScaling
+from model_config import ModelConfig, RopeScaling
 
 log = logging.getLogger("kv_fast")
 

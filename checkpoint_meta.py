@@ -11,7 +11,7 @@ from checkpoint_fields import COMPLETE, Fields
 from checkpoint_hf import folder_name
 from checkpoint_pth_header import RESAVE, read_header
 from config import Faults, UserError, printable
-from model import ModelConfig, RopeScaling
+from model_config import ModelConfig, RopeScaling
 from stored_tensor import StoredTensor
 from tokenizer import open_tokenizer
 from tokenizer_base import Tokenizer

@@ -24,7 +24,7 @@ from checkpoint_hf import folder_name
 from checkpoint_safetensors_header import DTYPES, read_all
 from config import UserError, printable
 from kernels.quantized import QuantizedWeight
-from model import ModelConfig, RopeScaling
+from model_config import ModelConfig, RopeScaling
 from stored_tensor import DTYPES as DENSE_DTYPES
 from stored_tensor import DamagedFile, check_regular
 from tokenizer import open_tokenizer

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from checkpoint_base import NO_NAMES, Checkpoint
 from config import RANDOM_PREFIX, UserError, printable
-from model import ModelConfig, RopeScaling, Transformer
+from model import Transformer
+from model_config import ModelConfig, RopeScaling
 from stored_tensor import short_lived
 from tokenizer_base import Tokenizer
 

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from config import UserError
-from kernels import native, ops
+from kernels import ops
 from kernels.flash import flash_attention
 from kernels.huge_pages import Empty, empty_in_huge_pages
 from kernels.merge import merge_partials
 from kernels.slots import read_slots, write_slots_
 from kv_formats import FORMATS
-from model import ModelConfig
+from model_config import ModelConfig
 
 PREFILL_BLOCK = 4096
 """Stored slots that prefill decodes at a time: scratch does not grow, and merges cost little."""
@@ -93,8 +93,6 @@ class KVCache(nn.Module):
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, start_pos: Tensor) -> Tensor:
         sm_scale = 1 / math.sqrt(self.head_dim)
         stored_args = (self.k_parts, self.v_parts, start_pos, self.k_format, self.v_format)
-        if q.device.type == "cpu" and native.is_loaded():
-            return ops.decode_attention(q, (k, v), *stored_args, sm_scale)
         stored = ops.stored_attention(q, *stored_args, sm_scale)
         out, _ = merge_partials(stored, own_token(q, k, v, sm_scale))
         return out.to(q.dtype)

@@ -4,100 +4,35 @@ Shapes, in this and every other file: B batch, T new tokens, S cache slots, Hq /
 KV heads, G = Hq / Hkv, D head_dim, C hidden_size, V vocab_size.
 
 The model does not know how K and V are stored. It hands the new q, k, v to `cache.attend`, which
-stores them and answers with attention over everything stored so far (kv_cache.py).
+stores them and answers with attention over everything stored so far (kv_cache.py); or all parts of
+all caches to one call that does so for a whole decode step (kernels/decode_layers.py).
 """
 
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from kernels.block_tail import block_tail
-from kernels.linear import linear, rms_norm
+from kernels.decode_layers import LayerTensors, decode_layers, runs_in_one_call
+from kernels.linear import rms_norm
+from kernels.product import product
+from model_config import ModelConfig
+from rope import apply_rope, rope_frequencies
 
 
 class Cache(Protocol):
-    """What a layer needs of its KV cache; see kv_cache.KVCache.attend."""
+    """What a layer needs of its KV cache; see kv_cache.KVCache."""
+
+    @property
+    def k_parts(self) -> list[Tensor]: ...
+
+    @property
+    def v_parts(self) -> list[Tensor]: ...
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, start_pos: Tensor, past_len: int | None = None
     ) -> Tensor: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class RopeScaling:
-    """How the rope frequencies of a checkpoint differ from plain `theta ** (-2i / D)`.
-
-    kind: "linear" divides all by `factor`; "llama3" and "yarn" divide the low ones and blend the
-    middle, by turns in the original context and by channel; "factors" divides each by its entry of
-    `freq_factors` (GGUF `rope_freqs.weight`).
-    attention_factor: cos and sin are multiplied by it, whatever the kind.
-    beta_fast, beta_slow: turns in the original context between which yarn blends.
-    truncate: whether yarn's blend begins and ends at whole channels.
-    """
-
-    kind: str
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_seq_len: int = 8192
-    freq_factors: tuple[float, ...] = ()
-    attention_factor: float = 1.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-
-    def check(self) -> None:
-        """Raises ValueError where the numbers describe no scaling."""
-        if self.factor < 1:
-            raise ValueError(f"rope factor {self.factor}: numbers from 1 on are supported")
-        ranges = {
-            "llama3": ("low_freq_factor", "high_freq_factor"),
-            "yarn": ("beta_slow", "beta_fast"),
-        }
-        if self.kind in ranges:
-            low, high = (getattr(self, name) for name in ranges[self.kind])
-            if not low < high:
-                low_name, high_name = ranges[self.kind]
-                raise ValueError(f"{high_name} {high} is not above {low_name} {low}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """Shapes and constants of one checkpoint, whatever format they were read from.
-
-    Options beyond Llama: `qkv_bias` and `o_bias` add to the projections of attention; `qk_norm` is
-    an RMSNorm over each head of q and k before rope.
-    """
-
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    hidden_size: int
-    intermediate_size: int
-    vocab_size: int
-    max_seq_len: int
-    norm_eps: float = 1e-5
-    rope_theta: float = 10000.0
-    rope_scaling: RopeScaling | None = None
-    tie_embeddings: bool = False
-    qkv_bias: bool = False
-    o_bias: bool = False
-    qk_norm: bool = False
-
-    def __post_init__(self) -> None:
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(f"{self.num_heads} heads over {self.num_kv_heads} KV heads")
-        if self.head_dim % 2 or not 4 <= self.head_dim <= 1024:
-            raise ValueError(f"head_dim {self.head_dim}: even numbers from 4 to 1024 are supported")
-        if self.rope_scaling:
-            self.rope_scaling.check()
-        if self.rope_theta <= 1:
-            raise ValueError(f"rope_theta {self.rope_theta}: numbers above 1 are supported")
 
 
 class RMSNorm(nn.Module):
@@ -129,65 +64,8 @@ class Linear(nn.Module):
         swiglu: bool = False,
     ) -> Tensor:
         parts = None if norm is None else (norm.weight, norm.eps)
-        y = linear(x, self.weight, parts, residual, swiglu=swiglu)
+        y = product(x, self.weight, parts, residual, swiglu=swiglu)
         return y if self.bias is None else y + self.bias
-
-
-def rope_frequencies(config: ModelConfig) -> Tensor:
-    """Angle per position of each rotated pair: [D / 2], fp64; fp32 is off by 0.005 at 100,000.
-
-    Source of "llama3": Llama 3.1, https://github.com/meta-llama/llama-models, `apply_scaling`.
-    """
-    exponents = torch.arange(0, config.head_dim, 2, device="cpu").double() / config.head_dim
-    freqs = 1.0 / config.rope_theta**exponents
-    scaling = config.rope_scaling
-    if scaling is None:
-        return freqs
-    if scaling.kind == "linear":
-        return freqs / scaling.factor
-    if scaling.kind == "factors":
-        return freqs / torch.tensor(scaling.freq_factors, dtype=torch.float64, device="cpu")
-    if scaling.kind == "llama3":
-        turns = scaling.original_max_seq_len * freqs / (2 * math.pi)
-        low, high = scaling.low_freq_factor, scaling.high_freq_factor
-        keep = ((turns - low) / (high - low)).clamp(0, 1)  # 1: unscaled, 0: divided by factor
-    elif scaling.kind == "yarn":
-        keep = yarn_kept_share(config, scaling)
-    else:
-        raise ValueError(f"rope scaling {scaling.kind!r}")
-    return freqs * (keep + (1 - keep) / scaling.factor)
-
-
-def yarn_kept_share(config: ModelConfig, scaling: RopeScaling) -> Tensor:
-    """How much of each frequency yarn keeps, 1 .. 0; the rest is divided by `factor`: [D / 2].
-
-    Linear in the channel between those that turn `beta_fast` and `beta_slow` times in the original
-    context. Pair i turns n times where theta ** (-2i / D) * length = 2 pi n, hence `pair`.
-
-    Source: YaRN, https://arxiv.org/abs/2309.00071, section 3.2; whole channels as its code has it.
-    """
-
-    def pair(num_turns: float) -> float:
-        log = math.log(scaling.original_max_seq_len) - math.log(2 * math.pi) - math.log(num_turns)
-        return config.head_dim / 2 * log / math.log(config.rope_theta)
-
-    first = max(pair(scaling.beta_fast), 0)
-    last = min(pair(scaling.beta_slow), config.head_dim - 1)
-    if scaling.truncate:
-        first, last = math.floor(first), math.ceil(last)
-    pairs = torch.arange(config.head_dim // 2, device="cpu").double()
-    return 1 - ((pairs - first) / (last - first or 0.001)).clamp(0, 1)
-
-
-def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate x [B, H, T, D] by cos, sin [B, T, D / 2]; channel i is paired with i + D / 2.
-
-    This is Hugging Face's layout. Meta and GGUF files pair neighbouring channels instead; the
-    checkpoint reader permutes their q and k rows, so only one layout exists from here on.
-    """
-    first, second = x.float().chunk(2, dim=-1)
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)
 
 
 class Attention(nn.Module):
@@ -246,6 +124,12 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = MLP(config)
 
+    @property
+    def linears(self) -> tuple[nn.Module, ...]:
+        """In the order in which they are used."""
+        attention, mlp = self.attention, self.mlp
+        return attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj
+
     @torch.compiler.nested_compile_region
     def forward(
         self,
@@ -256,11 +140,7 @@ class Block(nn.Module):
         past_len: int | None,
     ) -> Tensor:
         y = self.attention(x, self.attention_norm, rope, start_pos, cache, past_len)
-        o_proj, mlp = self.attention.o_proj, self.mlp
-        if o_proj.bias is not None:
-            return mlp(o_proj(y, residual=x), self.mlp_norm)
-        norm = self.mlp_norm.weight, self.mlp_norm.eps
-        return block_tail(y, x, o_proj.weight, norm, mlp.gate_up_proj.weight, mlp.down_proj.weight)
+        return self.mlp(self.attention.o_proj(y, residual=x), self.mlp_norm)
 
 
 class Transformer(nn.Module):
@@ -303,9 +183,30 @@ class Transformer(nn.Module):
         """
         rope = self._rope(start_pos[:, None] + torch.arange(tokens.shape[1], device=tokens.device))
         x = self.embed_tokens(tokens)
+        if past_len is None and runs_in_one_call(x, tensors := self._layer_tensors()):
+            k = [part for cache in caches for part in cache.k_parts]
+            v = [part for cache in caches for part in cache.v_parts]
+            return decode_layers(x, rope, start_pos, tensors, k, v)
         for layer, cache in zip(self.layers, caches, strict=True):
             x = layer(x, rope, start_pos, cache, past_len)
         return x
+
+    def _layer_tensors(self) -> LayerTensors:
+        layers: list[Any] = list(self.layers)
+        attentions = [layer.attention for layer in layers]
+        return LayerTensors(
+            weights=[linear.weight for layer in layers for linear in layer.linears],
+            norms=[
+                norm.weight for layer in layers for norm in (layer.attention_norm, layer.mlp_norm)
+            ],
+            eps=self.config.norm_eps,
+            qkv_biases=[each.qkv_proj.bias for each in attentions if self.config.qkv_bias],
+            o_biases=[each.o_proj.bias for each in attentions if self.config.o_bias],
+            head_norms=[
+                norm.weight for each in attentions for norm in (each.q_norm, each.k_norm) if norm
+            ],
+            num_heads=self.config.num_heads,
+        )
 
     def _rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cos and sin of the angles at positions [B, T]: [B, T, D / 2] fp32, rounded once."""

@@ -14,7 +14,7 @@ from chat_template import Message
 from config import Faults, GenerateConfig, UserError
 from kernels.slots import SLOT_TILE
 from kv_cache import parse_formats
-from model import ModelConfig
+from model_config import ModelConfig
 from quantize import Scheme, parse_scheme
 from tokenizer import Tokenizer
 

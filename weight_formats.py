@@ -18,7 +18,8 @@ from kernels.quantized import (
     pack_nibbles,
     quantized_linear,
 )
-from model import Linear, ModelConfig, RMSNorm, Transformer
+from model import Linear, RMSNorm, Transformer
+from model_config import ModelConfig
 from stored_tensor import short_lived
 
 ENCODED_ELEMENTS = 1 << 17  # at a time; scratch is some ten times so many fp32 numbers

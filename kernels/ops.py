@@ -24,14 +24,6 @@ torch.library.define(
     " float sm_scale) -> (Tensor, Tensor)",
 )
 
-# stored_attention with each query's own token merged in, after both were stored: one call, on the
-# CPU, where calls are what a small model spends its time on. [B, Hq, T, D] in q's dtype.
-torch.library.define(
-    "kv_fast::decode_attention",
-    "(Tensor q, Tensor k_new, Tensor v_new, Tensor[] k, Tensor[] v, Tensor start_pos,"
-    " str k_format, str v_format, float sm_scale) -> Tensor",
-)
-
 
 def stored_attention(
     q: Tensor,
@@ -60,52 +52,17 @@ def stored_attention(
 
     Source: Flash-Decoding, https://pytorch.org/blog/flash-decoding/.
     """
-    _check_queries(q, k)
-    return torch.ops.kv_fast.stored_attention(q, k, v, start_pos, k_format, v_format, sm_scale)
-
-
-def decode_attention(
-    q: Tensor,
-    own: tuple[Tensor, Tensor],
-    k: list[Tensor],
-    v: list[Tensor],
-    start_pos: Tensor,
-    k_format: str,
-    v_format: str,
-    sm_scale: float,
-) -> Tensor:
-    """`stored_attention` merged with that of each query to its own token: the C++ kernel alone.
-
-    Args:
-        own: the new K and V, each [B, Hkv, T, D], which k and v hold already.
-
-    Returns:
-        [B, Hq, T, D] in q's dtype.
-
-    Raises:
-        ValueError: as `stored_attention`.
-    """
-    _check_queries(q, k)
-    args = q, *own, k, v, start_pos, k_format, v_format, sm_scale
-    return torch.ops.kv_fast.decode_attention(*args)
-
-
-def _check_queries(q: Tensor, k: list[Tensor]) -> None:
     num_heads, num_kv_heads = q.shape[1], k[0].shape[1]
     if num_heads % num_kv_heads:
         raise ValueError(f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
     if q.shape[2] > MAX_QUERIES:
         raise ValueError(f"{q.shape[2]} queries per call, at most {MAX_QUERIES}")
+    return torch.ops.kv_fast.stored_attention(q, k, v, start_pos, k_format, v_format, sm_scale)
 
 
 @torch.library.register_fake(NAME)
 def _(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape, dtype=torch.float32), q.new_empty(q.shape[:-1], dtype=torch.float32)
-
-
-@torch.library.register_fake("kv_fast::decode_attention")
-def _(q: Tensor, *_: object) -> Tensor:
-    return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
 torch.library.impl(NAME, "CompositeExplicitAutograd", reference.stored_attention)

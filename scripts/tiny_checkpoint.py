@@ -30,7 +30,8 @@ from torch import Tensor
 from checkpoint import Checkpoint, open_checkpoint
 from config import MISSING, flag
 from fetch import resolve
-from model import ModelConfig, RopeScaling, rope_frequencies
+from model_config import ModelConfig, RopeScaling
+from rope import rope_frequencies
 from scripts.tiny_tokenizer import tiny_tokenizer, tokenizer_of
 from scripts.tiny_weights import (
     TINY,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from model import ModelConfig
+from model_config import ModelConfig
 
 # Chosen to catch mistakes: head_dim is not hidden_size / num_heads, and 3 heads share a KV head.
 TINY = ModelConfig(

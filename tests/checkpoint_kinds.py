@@ -12,7 +12,8 @@ from torch import Tensor
 
 from checkpoint import open_checkpoint
 from config import UserError
-from model import ModelConfig, Transformer
+from model import Transformer
+from model_config import ModelConfig
 from scripts.tiny_checkpoint import TINY, random_weights, write_gguf, write_hf, write_meta
 from scripts.tiny_tokenizer import tiny_tokenizer
 

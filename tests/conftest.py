@@ -7,7 +7,8 @@ import torch
 from attention_case import use_reference, use_tiles
 from cache_case import INSTRUCTION_SETS
 
-from model import ModelConfig, Transformer
+from model import Transformer
+from model_config import ModelConfig
 from scripts import tiny_checkpoint
 
 TINY = dataclasses.replace(tiny_checkpoint.TINY, num_layers=3, max_seq_len=512)

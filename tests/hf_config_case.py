@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from model import ModelConfig, RopeScaling
+from model_config import ModelConfig, RopeScaling
 from scripts.tiny_checkpoint import TINY
 
 ORIGINAL = 64  # the context before scaling; texts go far beyond it

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from model import ModelConfig, RopeScaling, Transformer
+from model import Transformer
+from model_config import ModelConfig, RopeScaling
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

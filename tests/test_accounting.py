@@ -9,7 +9,8 @@ from conftest import TINY, seeded_model
 import accounting
 from kv_cache import PREFILL_BLOCK, bytes_per_token, make_caches
 from kv_formats import FORMATS
-from model import ModelConfig, Transformer
+from model import Transformer
+from model_config import ModelConfig
 from request import Request
 
 LLAMA_31_8B = ModelConfig(

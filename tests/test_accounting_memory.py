@@ -33,7 +33,8 @@ from accounting import workspace_bytes
 from engine import Engine
 from kv_cache import make_caches
 from machine import PeakMemory, resident_bytes
-from model import ModelConfig, Transformer
+from model import Transformer
+from model_config import ModelConfig
 from request import Request
 
 LONGEST, ROWS = 131072, 256

@@ -16,6 +16,8 @@ LAYERS = [
     {"config", "command", "chat_render", "stats", "compiled_step", "strict_json"},
     {"durable", "kv_formats", "chat_template", "tokenizer_base"},
     {"kernels", "tokenizer_gguf", "tokenizer", "tokenizer_files", "tokenizer_trial", "results"},
+    {"model_config"},
+    {"rope"},
     {"model"},
     {"kv_cache", "machine", "summary", "stored_tensor", "weight_formats"},
     {"checkpoint_fields", "checkpoint_gguf_header", "checkpoint_pth_header"},

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from checkpoint import open_checkpoint
 from checkpoint_base import half_split_rows
-from model import ModelConfig, RopeScaling, apply_rope, rope_frequencies
+from model_config import ModelConfig, RopeScaling
+from rope import apply_rope, rope_frequencies
 from scripts.tiny_checkpoint import (
     TINY,
     interleaved_rows,

@@ -14,7 +14,7 @@ from material import default_model
 from torch import Tensor
 
 from checkpoint import open_checkpoint
-from model import ModelConfig
+from model_config import ModelConfig
 from scripts.tiny_checkpoint import (
     interleaved_rows,
     tensor_names,

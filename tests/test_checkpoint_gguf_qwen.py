@@ -9,7 +9,7 @@ from checkpoint_kinds import loaded_logits, refusal, tiny
 from plain_llama import plain_logits
 
 from checkpoint import open_checkpoint
-from model import ModelConfig, RopeScaling
+from model_config import ModelConfig, RopeScaling
 from scripts.tiny_checkpoint import TINY, random_weights, write_gguf
 
 QWEN2 = dataclasses.replace(TINY, qkv_bias=True)

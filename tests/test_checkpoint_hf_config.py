@@ -15,7 +15,7 @@ from accounting import model_size_bytes
 from checkpoint import open_checkpoint
 from engine import load_model
 from kv_cache import bytes_per_token
-from model import ModelConfig
+from model_config import ModelConfig
 from scripts.tiny_checkpoint import TINY, random_weights
 
 # Logits

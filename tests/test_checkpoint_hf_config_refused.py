@@ -10,7 +10,7 @@ from hf_config_case import LINEAR, LLAMA3, YARN, changed, spoken
 from checkpoint import open_checkpoint
 from checkpoint_hf_config import ARCHITECTURES
 from config import UserError
-from model import RopeScaling
+from model_config import RopeScaling
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from checkpoint import open_checkpoint
-from model import ModelConfig
+from model_config import ModelConfig
 from scripts.tiny_checkpoint import TINY, random_weights, weights_of, write_hf
 
 SCRIPT = Path(__file__).with_name("transformers_logits.py")

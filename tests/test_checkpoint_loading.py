@@ -25,7 +25,7 @@ import fetch
 from checkpoint import model_sha, open_checkpoint
 from checkpoint_gguf_header import read_header
 from config import UserError
-from model import ModelConfig
+from model_config import ModelConfig
 from scripts.tiny_checkpoint import (
     TINY,
     random_weights,

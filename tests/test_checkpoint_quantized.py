@@ -18,7 +18,7 @@ from checkpoint import open_checkpoint
 from checkpoint_quantized import KEY, TOKENIZER_FOLDER, WEIGHTS_FILE
 from checkpoint_summary import as_text, summarize
 from engine import load_model
-from model import ModelConfig, RopeScaling
+from model_config import ModelConfig, RopeScaling
 from quantize import QuantizeConfig, main, parse_scheme, planned_formats
 from scripts.tiny_checkpoint import random_weights, write_files, write_gguf, write_hf
 from scripts.tiny_tokenizer import tiny_tokenizer

@@ -12,7 +12,8 @@ from checkpoint import open_checkpoint
 from checkpoint_random import SHAPES, byte_tokenizer
 from config import GenerateConfig
 from engine import load_model
-from model import Transformer, rope_frequencies
+from model import Transformer
+from rope import rope_frequencies
 
 pytest_plugins = ["generate_process"]
 

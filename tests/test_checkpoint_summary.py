@@ -12,7 +12,7 @@ import checkpoint
 from checkpoint import CheckpointConfig, open_checkpoint
 from checkpoint_summary import as_text, summarize
 from command import run
-from model import ModelConfig, RopeScaling
+from model_config import ModelConfig, RopeScaling
 from scripts.tiny_checkpoint import TINY
 from tokenizer_base import Tokenizer
 

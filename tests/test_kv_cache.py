@@ -11,7 +11,7 @@ from kernels import native
 from kernels.flash import flash_attention
 from kv_cache import KVCache, bytes_per_token, describe_caches, make_caches, parse_formats
 from kv_formats import FORMATS
-from model import ModelConfig
+from model_config import ModelConfig
 
 SHAPES = [  # G, D
     (3, 100),

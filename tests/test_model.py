@@ -7,7 +7,9 @@ from conftest import TINY, seeded_model
 from plain_llama import frequencies, full_forward
 
 from kv_cache import make_caches
-from model import ModelConfig, RopeScaling, Transformer, rope_frequencies
+from model import Transformer
+from model_config import ModelConfig, RopeScaling
+from rope import rope_frequencies
 
 IDS = torch.randint(0, 320, (1, 48), generator=torch.Generator().manual_seed(3))
 

@@ -1,4 +1,4 @@
-"""What the C++ attention ops refuse: arguments that would have them read outside of a tensor."""
+"""What the C++ attention op refuses: arguments that would have them read outside of a tensor."""
 
 import pytest
 import torch
@@ -10,22 +10,18 @@ HALF = slice(0, 64)  # of the slots
 
 
 def arguments(name):
-    """Of decode_attention by name: B = 2, Hkv = 2, Hq = 4, T = 2, D = 64, S = 128."""
+    """Of stored_attention by name: B = 2, Hkv = 2, Hq = 4, T = 2, D = 64, S = 128."""
     cache, _, _ = filled_cache(name, name, (2, 2, 128, 64))
     return {
         "q": torch.randn(2, 4, 2, 64),
-        "k_new": torch.randn(2, 2, 2, 64),
-        "v_new": torch.randn(2, 2, 2, 64),
         "k": cache.k_parts,
         "v": cache.v_parts,
         "start_pos": torch.tensor([50, 90]),
     }
 
 
-def call(op, given):
-    names = ["q", "k_new", "v_new"] if op == "decode_attention" else ["q"]
-    tensors = [given[name] for name in [*names, "k", "v", "start_pos"]]
-    return getattr(torch.ops.kv_fast, op)(*tensors, "any", "any", 0.125)
+def call(given):
+    return torch.ops.kv_fast.stored_attention(*given.values(), "any", "any", 0.125)
 
 
 def each(cut):
@@ -76,38 +72,26 @@ REFUSED_OF_INT8 = {
     "a scale in fp32": ("k", scale(torch.Tensor.float), "scale"),
 }
 
-REFUSED_OF_OWN = {
-    "new keys of one sequence": ("k_new", lambda x: x[:1], "new K"),
-    "new values of one head": ("v_new", lambda x: x[:, :1], "new K .* and V"),
-    "new keys of one token": ("k_new", lambda x: x[:, :, :1], "new K"),
-    "new values of half the width": ("v_new", lambda x: x[..., :32], "new K .* and V"),
-}
-
-
-OPS = ["stored_attention", "decode_attention"]
-
 CASES = [
-    *((op, name, wrong) for op in OPS for name in ("bf16", "int8") for wrong in REFUSED.items()),
-    *((op, "int8", wrong) for op in OPS for wrong in REFUSED_OF_INT8.items()),
-    *(("decode_attention", "int8", wrong) for wrong in REFUSED_OF_OWN.items()),
+    *((name, wrong) for name in ("bf16", "int8") for wrong in REFUSED.items()),
+    *(("int8", wrong) for wrong in REFUSED_OF_INT8.items()),
 ]
 
 
 @pytest.mark.parametrize(
-    ("op", "name", "wrong"), CASES, ids=[f"{op}-{name}-{wrong}" for op, name, (wrong, _) in CASES]
+    ("name", "wrong"), CASES, ids=[f"{name}-{wrong}" for name, (wrong, _) in CASES]
 )
-def test_arguments_that_do_not_fit_each_other_are_refused(op, name, wrong):
+def test_arguments_that_do_not_fit_each_other_are_refused(name, wrong):
     _, (key, change, message) = wrong
     given = arguments(name)
-    call(op, given)
+    call(given)
     given[key] = change(given[key])
     with pytest.raises(ValueError, match=message):
-        call(op, given)
+        call(given)
 
 
-@pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_the_last_slot_may_be_read(op, dtype):
+def test_the_last_slot_may_be_read(dtype):
     given = arguments("int8")
     given["start_pos"] = torch.tensor([127, 0], dtype=dtype)
-    call(op, given)
+    call(given)

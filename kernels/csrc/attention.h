@@ -1,5 +1,5 @@
-// Decode attention on the CPU, over the cache as it is stored: kv_fast::stored_attention, and
-// kv_fast::decode_attention, which adds each query's own token.
+// Decode attention on the CPU, over the cache as it is stored: kv_fast::stored_attention, and what
+// layers.h needs of it.
 //
 // The filled tiles of all (sequence, KV head) pairs are one line that is cut into equal parts, one
 // per thread, so that all cores are busy at batch 1 with any number of heads. K and V are read
@@ -185,45 +185,17 @@ std::tuple<at::Tensor, at::Tensor> stored_attention(
   return {out, lse};
 }
 
-// Each query's own token in full precision as the last result: out = v, lse = q . k.
-void add_own_tokens(Work& work, const float* k, const float* v) {
-  for (size_t pair = 0; pair < work.heads.size(); ++pair) {
-    const Head& head = work.heads[pair];
-    for (int64_t r = 0; r < work.num_rows; ++r) {
-      const int64_t row = work.row(pair, work.num_parts) + r;
-      const int64_t token = pair * head.num_queries + r % head.num_queries;
-      const float* q = head.q + r * work.stride;
-      const float* key = k + token * work.stride;
-      work.states[row] = {std::inner_product(q, q + head.head_dim, key, 0.0f), {1.0f}};
-      std::copy_n(v + token * work.stride, head.head_dim, work.sums.data + row * work.stride);
-    }
+// Each query's own token in full precision as the last result of a pair: out = v, lse = q . k.
+void add_own_tokens(Work& work, int64_t pair, const float* k, const float* v) {
+  const Head& head = work.heads[pair];
+  for (int64_t r = 0; r < work.num_rows; ++r) {
+    const int64_t row = work.row(pair, work.num_parts) + r;
+    const int64_t token = pair * head.num_queries + r % head.num_queries;
+    const float* q = head.q + r * work.stride;
+    const float* key = k + token * work.stride;
+    work.states[row] = {std::inner_product(q, q + head.head_dim, key, 0.0f), {1.0f}};
+    std::copy_n(v + token * work.stride, head.head_dim, work.sums.data + row * work.stride);
   }
-}
-
-at::Tensor decode_attention(const at::Tensor& q, const at::Tensor& k_new, const at::Tensor& v_new,
-                            at::TensorList k, at::TensorList v, const at::Tensor& start_pos,
-                            c10::string_view /*k_format*/, c10::string_view /*v_format*/,
-                            double sm_scale) {
-  check(q, k, v, start_pos);
-  const int64_t own[] = {q.size(0), k[0].size(1), q.size(2), q.size(3)};
-  TORCH_CHECK_VALUE(k_new.sizes().equals(own) && v_new.sizes().equals(own), "new K ",
-                    k_new.sizes(), " and V ", v_new.sizes(), " for q ", q.sizes());
-  const auto q_rows = padded_rows(q, sm_scale * M_LOG2E);
-  Work work = make_work(q, q_rows.data, k, v, start_pos, true);
-  add_own_tokens(work, padded_rows(k_new, 1).data, padded_rows(v_new, 1).data);
-  run(work, k, v);
-
-  auto out = at::empty(q.sizes(), q.options(), at::MemoryFormat::Contiguous);
-  std::vector<float> row(q.size(3));
-  by_type(q.scalar_type(), [&](auto type) {
-    auto* to = out.mutable_data_ptr<decltype(type)>();
-    for (size_t pair = 0; pair < work.heads.size(); ++pair)
-      for (int64_t r = 0; r < work.num_rows; ++r) {
-        merge_parts(work, pair, r, row.data());
-        for (const float x : row) *to++ = decltype(type)(x);
-      }
-  });
-  return out;
 }
 
 }  // namespace

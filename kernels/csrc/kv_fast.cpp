@@ -2,8 +2,7 @@
 
 #include <torch/library.h>
 
-#include "attention.h"
-#include "linear.h"
+#include "layers.h"
 
 namespace {
 
@@ -34,9 +33,8 @@ TORCH_LIBRARY_FRAGMENT(kv_fast, m) {
 
 TORCH_LIBRARY_IMPL(kv_fast, CPU, m) {
   m.impl("stored_attention", stored_attention);
-  m.impl("decode_attention", decode_attention);
   m.impl("linear", linear);
   m.impl("quantized_linear", quantized_linear);
-  m.impl("block_tail", block_tail);
+  m.impl("decode_layers", decode_layers);
   m.impl("dequantize", dequantize);
 }

@@ -1,6 +1,6 @@
 // Matrix products of few rows on the CPU, with the norm before and the SwiGLU and the residual after
-// them in the same parallel region: of a dense weight, of a weight of codes, and several in one call.
-// See kernels/linear.py, quantized.py and block_tail.py for the contracts.
+// them in the same parallel region: of a dense weight, or of a weight of codes. See kernels/linear.py
+// and quantized.py for the contracts.
 
 #pragma once
 
@@ -9,10 +9,11 @@
 namespace {
 
 using Parts = at::TensorList;  // of a weight: itself, or codes, scales and perhaps mins
+using Optional = std::optional<at::Tensor>;
 
 // Rows of x [..., C] as fp32 [rows, padded(C)], zero past C; divided by their root mean square and
 // multiplied by `norm` [C], if there is one.
-Scratch<float> normed_rows(const at::Tensor& x, const std::optional<at::Tensor>& norm, double eps) {
+Scratch<float> normed_rows(const at::Tensor& x, const Optional& norm, double eps) {
   auto all = padded_rows(x, 1.0f);
   if (!norm) return all;
   const int64_t width = x.size(-1), stride = padded(width), num_rows = x.numel() / width;
@@ -42,7 +43,7 @@ void set_weight(QuantizedProduct& product, const at::Tensor& weight) {
 
 // Parts in tiles of a weight [num_features, in_features] of `product`.
 void set_weight(QuantizedProduct& product, const at::Tensor& codes, const at::Tensor& scales,
-                const std::optional<at::Tensor>& mins, int64_t num_features) {
+                const Optional& mins, int64_t num_features) {
   const auto type = codes.scalar_type();
   TORCH_CHECK_VALUE(type == at::kChar || type == at::kByte, "codes of ", type,
                     ", not int8 or nibbles in uint8");
@@ -73,24 +74,27 @@ struct Stage {
   QuantizedProduct product = {};
   Multiply* multiply = nullptr;  // of a dense weight, or
   MultiplyTiles* multiply_tiles = nullptr;
-  at::Tensor added, out;
+  at::Tensor added, out, bias;
 
-  Stage(const at::Tensor& x, Parts weight, int64_t out_features,
-        const std::optional<at::Tensor>& residual, bool swiglu) {
-    TORCH_CHECK_VALUE(x.dim() && x.size(-1), "no channels in x ", x.sizes());
-    auto shape = x.sizes().vec();
-    shape.back() = out_features;
-    out = at::empty(shape, x.options());
+  // Of rows x [..., C] into out [..., N], both contiguous.
+  Stage(const at::Tensor& x, Parts weight, at::Tensor to, const Optional& residual, bool swiglu,
+        const Optional& with_bias = {})
+      : out(std::move(to)) {
     if (residual) {
-      TORCH_CHECK_VALUE(residual->sizes() == shape, "residual ", residual->sizes(), " for ", shape);
+      TORCH_CHECK_VALUE(residual->sizes() == out.sizes(), "residual ", residual->sizes(), " for ",
+                        out.sizes());
       added = residual->to(x.scalar_type()).contiguous();
       product.residual = added.const_data_ptr();
     }
     product.out = out.mutable_data_ptr();
     product.num_rows = x.numel() / x.size(-1);
-    product.in_features = x.size(-1), product.out_features = out_features;
+    product.in_features = x.size(-1), product.out_features = out.size(-1);
     product.swiglu = swiglu, product.dtype = x.scalar_type();
     choose(weight);
+    if (!with_bias) return;
+    TORCH_CHECK_VALUE(with_bias->numel() == product.out_features, "bias ", with_bias->sizes(),
+                      " for ", product.out_features, " features");
+    bias = with_bias->to(x.scalar_type()).contiguous();
   }
 
   void choose(Parts weight) {
@@ -115,15 +119,37 @@ struct Stage {
   void run(const Scratch<float>& rows, int64_t lo, int64_t hi) const {
     auto ready = product;
     ready.x = rows.data;
-    if (multiply_tiles) return multiply_tiles(ready, lo, hi);
-    multiply(ready, lo * TILE_ROWS, std::min(hi * TILE_ROWS, product.out_features));
+    const int64_t first = lo * TILE_ROWS, end = std::min(hi * TILE_ROWS, product.out_features);
+    if (multiply_tiles) multiply_tiles(ready, lo, hi);
+    else multiply(ready, first, end);
+    if (bias.defined()) add_bias(first, end);
+  }
+
+  // Rounded once more, as a sum of its own.
+  void add_bias(int64_t first, int64_t end) const {
+    by_type(product.dtype, [&](auto type) {
+      using T = decltype(type);
+      const T* values = bias.const_data_ptr<T>();
+      for (int64_t r = 0; r < product.num_rows; ++r) {
+        T* row = static_cast<T*>(product.out) + r * product.out_features;
+        for (int64_t n = first; n < end; ++n) row[n] = T(widen(row[n]) + widen(values[n]));
+      }
+    });
   }
 };
 
+// For a result with the rows of x [..., C].
+at::Tensor empty_rows(const at::Tensor& x, int64_t out_features) {
+  TORCH_CHECK_VALUE(x.dim() && x.size(-1), "no channels in x ", x.sizes());
+  auto shape = x.sizes().vec();
+  shape.back() = out_features;
+  return at::empty(shape, x.options());
+}
+
 at::Tensor product_of(const at::Tensor& x, Parts weight, int64_t out_features,
-                      const std::optional<at::Tensor>& norm, double eps,
-                      const std::optional<at::Tensor>& residual, bool swiglu) {
-  const Stage stage(x, weight, out_features, residual, swiglu);
+                      const Optional& norm, double eps,
+                      const Optional& residual, bool swiglu) {
+  const Stage stage(x, weight, empty_rows(x, out_features), residual, swiglu);
   const auto rows = normed_rows(x, norm, eps);
   at::parallel_for(0, stage.num_parts(), 1,
                    [&](int64_t lo, int64_t hi) { stage.run(rows, lo, hi); });
@@ -131,57 +157,23 @@ at::Tensor product_of(const at::Tensor& x, Parts weight, int64_t out_features,
 }
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight,
-                  const std::optional<at::Tensor>& norm, double eps,
-                  const std::optional<at::Tensor>& residual, bool swiglu) {
+                  const Optional& norm, double eps,
+                  const Optional& residual, bool swiglu) {
   TORCH_CHECK_VALUE(weight.dim() == 2, "weight ", weight.sizes());
   return product_of(x, weight, weight.size(0) / (swiglu ? 2 : 1), norm, eps, residual, swiglu);
 }
 
 at::Tensor quantized_linear(const at::Tensor& x, const at::Tensor& codes, const at::Tensor& scales,
-                            const std::optional<at::Tensor>& mins, int64_t out_features,
-                            const std::optional<at::Tensor>& norm, double eps,
-                            const std::optional<at::Tensor>& residual, bool swiglu) {
+                            const Optional& mins, int64_t out_features,
+                            const Optional& norm, double eps,
+                            const Optional& residual, bool swiglu) {
   std::vector<at::Tensor> parts = {codes, scales};
   if (mins) parts.push_back(*mins);
   return product_of(x, parts, out_features, norm, eps, residual, swiglu);
 }
 
-// Three products in one parallel region: between them threads wait for each other, which costs less
-// than waking them, and each norms all rows for itself.
-at::Tensor block_tail(const at::Tensor& attended, const at::Tensor& x, Parts o_proj,
-                      const at::Tensor& norm, double eps, Parts gate_up_proj, Parts down_proj,
-                      int64_t intermediate_size) {
-  TORCH_CHECK_VALUE(x.dim(), "no channels in x ", x.sizes());
-  const int64_t width = x.size(-1);
-  const Stage o(attended, o_proj, width, x, false);
-  const Stage gate_up(o.out, gate_up_proj, intermediate_size, std::nullopt, true);
-  const Stage down(gate_up.out, down_proj, width, o.out, false);
-  std::exception_ptr error;  // one that left the region would end the process
-#pragma omp parallel num_threads(at::get_num_threads()) if (!at::in_parallel_region())
-  {
-    const int64_t thread = omp_get_thread_num(), num_threads = omp_get_num_threads();
-    const auto run = [&](const Stage& stage, auto rows_of) {
-      try {
-        const Scratch<float> rows = rows_of();
-        const int64_t num_parts = stage.num_parts();
-        stage.run(rows, num_parts * thread / num_threads, num_parts * (thread + 1) / num_threads);
-      } catch (...) {
-#pragma omp critical(kv_fast_error)
-        error = std::current_exception();
-      }
-    };
-    run(o, [&] { return padded_rows(attended, 1); });
-#pragma omp barrier
-    run(gate_up, [&] { return normed_rows(o.out, norm, eps); });
-#pragma omp barrier
-    run(down, [&] { return padded_rows(gate_up.out, 1); });
-  }
-  if (error) std::rethrow_exception(error);
-  return down.out;
-}
-
 at::Tensor dequantize(const at::Tensor& codes, const at::Tensor& scales,
-                      const std::optional<at::Tensor>& mins, int64_t num_features,
+                      const Optional& mins, int64_t num_features,
                       int64_t in_features, at::ScalarType dtype) {
   auto out = at::empty({num_features, in_features}, codes.options().dtype(dtype));
   QuantizedProduct weight = {};
