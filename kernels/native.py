@@ -47,13 +47,13 @@ def is_loaded() -> bool:
 
 
 def instruction_sets() -> list[str]:
-    """What the loaded kernels can run with here, best first: avx512, avx2, baseline."""
+    """What the loaded kernels can run with here, best first: avx512vnni, avx512, avx2, baseline."""
     return torch.ops.kv_fast.instruction_sets()
 
 
-def has_dot_products() -> bool:
-    """Whether what the loaded kernels use now multiplies bytes, and reads int8 caches in fours."""
-    return torch.ops.kv_fast.has_dot_products()
+def reads_fours() -> bool:
+    """Whether what the loaded kernels use now multiplies codes as integers, in fours."""
+    return torch.ops.kv_fast.reads_fours()
 
 
 def _fingerprint() -> str:

@@ -80,7 +80,7 @@ def layout(side: str, part: Part, device: torch.device) -> Layout:
     if part.dtype == torch.int8 and device.type == "cuda" and side == "v":
         return SLOTS_INNERMOST
     fits = part.dtype == torch.int8 and device.type == "cpu" and part.width % 16 == 0
-    if fits and native.load() and native.has_dot_products():
+    if fits and native.load() and native.reads_fours():
         return KEY_FOURS if side == "k" else VALUE_FOURS
     return ROWS
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from attention_case import as_rows, use_reference
-from cache_case import INSTRUCTION_SETS, filled_cache, stored_attention
+from cache_case import INSTRUCTION_SETS, filled_cache, reads_fours_here, stored_attention
 
 from kernels import ops
 from kernels.slots import KEY_FOURS, ROWS, SLOTS_INNERMOST, VALUE_FOURS, layout_of
@@ -31,7 +31,8 @@ LAYOUTS_READ = [  # instruction set or device, head_dim, layouts of int8 K and V
     ("avx512vnni", 80, (KEY_FOURS, VALUE_FOURS)),
     ("avx512vnni", 100, (ROWS, ROWS)),
     ("avx512", 64, (ROWS, ROWS)),
-    ("avx2", 64, (ROWS, ROWS)),
+    ("avx2", 80, (KEY_FOURS, VALUE_FOURS)),
+    ("avx2", 100, (ROWS, ROWS)),
     ("baseline", 64, (ROWS, ROWS)),
 ]
 
@@ -73,7 +74,7 @@ REFUSED = {  # payloads of K and V
 }
 
 
-@pytest.mark.skipif(INSTRUCTION_SETS[:1] != ["avx512vnni"], reason="needs AVX512-VNNI")
+@reads_fours_here
 @pytest.mark.parametrize("message", REFUSED)
 def test_a_cache_that_lies_otherwise_is_refused(message):
     scale = torch.ones(1, 2, 128, 1, dtype=torch.bfloat16)
@@ -83,11 +84,11 @@ def test_a_cache_that_lies_otherwise_is_refused(message):
         ops.stored_attention(q, k, v, torch.tensor([9]), "int8", "int8", 0.1)
 
 
-@pytest.mark.skipif("avx512" not in INSTRUCTION_SETS, reason="needs AVX512")
+@reads_fours_here
 def test_fours_are_refused_by_what_cannot_read_them():
     cache, _, _ = filled_cache("int8", "int8", (1, 2, 128, 64))
     assert layout_of(cache.k_codes) is KEY_FOURS
-    torch.ops.kv_fast.use_instruction_set("avx512")
+    torch.ops.kv_fast.use_instruction_set("baseline")
     try:
         with pytest.raises(ValueError, match="no CPU kernel for a cache"):
             stored_attention(cache, torch.randn(1, 4, 1, 64), torch.tensor([9]))

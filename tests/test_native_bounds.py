@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from cache_case import INSTRUCTION_SETS, filled_cache, oracle, tolerance
+from cache_case import INSTRUCTION_SETS, filled_cache, oracle, reads_fours_here, tolerance
 
 from kernels import ops
 from kernels.slots import ROWS, layout_of
@@ -63,7 +63,7 @@ def test_the_last_filled_slot_is_the_last_that_is_read(instruction_set, name, he
     torch.testing.assert_close(out, expected.float(), atol=atol, rtol=1e-4)
 
 
-@pytest.mark.skipif(INSTRUCTION_SETS[:1] != ["avx512vnni"], reason="needs AVX512-VNNI")
+@reads_fours_here
 @pytest.mark.parametrize("slots", [16, 48, 80])
 @pytest.mark.parametrize("length", [1, 5])
 def test_keys_alone_in_fours_are_read_by_their_tiles_of_16_slots(slots, length):
@@ -73,5 +73,5 @@ def test_keys_alone_in_fours_are_read_by_their_tiles_of_16_slots(slots, length):
     start = torch.tensor([slots - length])
     out, _ = ops.stored_attention(q, k_parts, cache.v_parts, start, "int8", "bf16", 0.125)
     expected, _ = oracle(q, k, v, [start + torch.arange(length)])
-    atol = tolerance("avx512vnni", "int8")
+    atol = tolerance(INSTRUCTION_SETS[0], "int8")
     torch.testing.assert_close(out, expected.float(), atol=atol, rtol=1e-4)

@@ -79,9 +79,9 @@ def prepared(request):
 def rounding_of_digits(x, dense):
     """At most, per result [R, N]: two digits carry a row's largest element to 1 in 2 * 127 * 254.
 
-    Only with products of bytes.
+    A short carries it a little better. Only with products of integers.
     """
-    if not torch.ops.kv_fast.has_dot_products():
+    if not torch.ops.kv_fast.reads_fours():
         return 0
     return x.double().abs().amax(-1, keepdim=True) * dense.abs().sum(-1) / (2 * 127 * 254)
 

@@ -34,7 +34,7 @@ void check_parts(at::TensorList parts, const at::Tensor& q, at::IntArrayRef tile
   const auto sizes = parts[0].sizes();
   const auto inner = sizes.slice(std::min<size_t>(sizes.size(), 3));
   const int64_t head_dim = q.size(3);
-  const bool may_be_tiled = type == at::kChar && current->has_dot_products && head_dim % 16 == 0;
+  const bool may_be_tiled = type == at::kChar && current->reads_fours && head_dim % 16 == 0;
   TORCH_CHECK_VALUE(inner.equals(head_dim) || (may_be_tiled && inner.equals(tile)),
                     "no CPU kernel for a cache ", sizes, ", D = ", head_dim);
   TORCH_CHECK_VALUE(sizes[0] == q.size(0) && sizes[1] > 0 && q.size(1) % sizes[1] == 0,

@@ -49,6 +49,9 @@ inline Floats load_vector(const int8_t* from) {
 #include "linear.inc"
 #include "quantized.inc"
 #include "dense.inc"
+#include "shorts.inc"
+#include "int8_shorts.inc"
+#include "quantized_shorts.inc"
 }  // namespace avx2
 #pragma GCC pop_options
 
@@ -95,7 +98,7 @@ struct InstructionSet {
   Multiply* (*choose_multiply)(at::ScalarType weight);
   MultiplyTiles* (*choose_multiply_tiles)(at::ScalarType codes, at::ScalarType scales);
   MultiplyTiles* (*choose_make_dense)(at::ScalarType codes, at::ScalarType scales);
-  bool has_dot_products;  // of bytes: int8 caches are tiled for them
+  bool reads_fours;  // of int8 caches, which are tiled for products of integers
 };
 
 // What this processor can run, best first.
@@ -116,9 +119,9 @@ inline const std::vector<InstructionSet>& available() {
                        avx512::choose_multiply_tiles<avx512::PlainDots>, avx512::choose_make_dense,
                        false});
     if (avx2)
-      found.push_back({"avx2", avx2::choose_attend, avx2::choose_multiply,
-                       avx2::choose_multiply_tiles<avx2::PlainDots>, avx2::choose_make_dense,
-                       false});
+      found.push_back({"avx2", avx2::choose_attend_of_fours, avx2::choose_multiply,
+                       avx2::choose_multiply_tiles<avx2::ShortDots>, avx2::choose_make_dense,
+                       true});
 #endif
     found.push_back({"baseline", baseline::choose_attend, baseline::choose_multiply,
                      baseline::choose_multiply_tiles<baseline::PlainDots>, baseline::choose_make_dense,

@@ -21,13 +21,13 @@ void use_instruction_set(std::string name) {
   TORCH_CHECK_VALUE(false, "instruction set ", name, " is not available");
 }
 
-bool has_dot_products() { return current->has_dot_products; }
+bool reads_fours() { return current->reads_fours; }
 
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(kv_fast, m) {
   m.def("instruction_sets() -> str[]", instruction_sets);
-  m.def("has_dot_products() -> bool", has_dot_products);
+  m.def("reads_fours() -> bool", reads_fours);
   m.def("use_instruction_set(str name) -> ()", use_instruction_set);
 }
 
