@@ -14,7 +14,7 @@
 
 namespace {
 
-constexpr int64_t GRAIN = 2;  // tiles per part at least: waking a thread costs more
+constexpr int64_t GRAIN = 1;  // tiles per part at least: waking a thread costs more
 
 // The slots of a payload, however it is tiled.
 int64_t num_slots(const at::Tensor& payload, int64_t head_dim) {
@@ -185,17 +185,15 @@ std::tuple<at::Tensor, at::Tensor> stored_attention(
   return {out, lse};
 }
 
-// Each query's own token in full precision as the last result of a pair: out = v, lse = q . k.
-void add_own_tokens(Work& work, int64_t pair, const float* k, const float* v) {
+// A query row's own token in full precision as the last result of a pair: out = v, lse = q . k.
+void add_own_token(Work& work, int64_t pair, int64_t r, const float* k, const float* v) {
   const Head& head = work.heads[pair];
-  for (int64_t r = 0; r < work.num_rows; ++r) {
-    const int64_t row = work.row(pair, work.num_parts) + r;
-    const int64_t token = pair * head.num_queries + r % head.num_queries;
-    const float* q = head.q + r * work.stride;
-    const float* key = k + token * work.stride;
-    work.states[row] = {std::inner_product(q, q + head.head_dim, key, 0.0f), {1.0f}};
-    std::copy_n(v + token * work.stride, head.head_dim, work.sums.data + row * work.stride);
-  }
+  const int64_t row = work.row(pair, work.num_parts) + r;
+  const int64_t token = pair * head.num_queries + r % head.num_queries;
+  const float* q = head.q + r * work.stride;
+  const float* key = k + token * work.stride;
+  work.states[row] = {std::inner_product(q, q + head.head_dim, key, 0.0f), {1.0f}};
+  std::copy_n(v + token * work.stride, head.head_dim, work.sums.data + row * work.stride);
 }
 
 }  // namespace

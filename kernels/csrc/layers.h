@@ -7,178 +7,9 @@
 
 #pragma once
 
-#include "append.h"
-#include "attention.h"
-#include "linear.h"
+#include "step_attention.h"
 
 namespace {
-
-// The heads of a step and what they need between qkv and attention.
-struct Shape {
-  int64_t num_queries, num_heads, num_kv_heads, head_dim;
-
-  int64_t group() const { return num_heads / num_kv_heads; }
-  int64_t width() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
-};
-
-// What passes from stage to stage, of each layer in turn: [B, T, ..].
-struct Buffers {
-  at::Tensor qkv, attended, h, gates, y;
-};
-
-// What a call has for all layers, one after the other. Biases and norms of heads may be none.
-struct Lists {
-  at::TensorList weights;
-  at::IntArrayRef num_parts;  // of each weight
-  at::TensorList norms, qkv_biases, o_biases, head_norms, k, v;
-  size_t num_taken = 0, first_part = 0;
-
-  int64_t num_layers() const { return norms.size() / 2; }
-
-  // Of the next weight.
-  Parts next_weight() {
-    const size_t count = num_parts[num_taken++];
-    TORCH_CHECK_VALUE(count <= weights.size() - first_part, weights.size(), " parts of weights, not ",
-                      num_parts);
-    first_part += count;
-    return weights.slice(first_part - count, count);
-  }
-
-  void check() const {
-    const size_t count = num_layers();
-    TORCH_CHECK_VALUE(count && norms.size() % 2 == 0 && num_parts.size() == 4 * count &&
-                          !k.empty() && k.size() % count == 0 && !v.empty() && v.size() % count == 0,
-                      norms.size(), " norms, ", num_parts.size(), " weights and caches of ", k.size(),
-                      " and ", v.size(), " parts are of no number of layers");
-    for (const size_t size : {qkv_biases.size(), o_biases.size(), head_norms.size() / 2})
-      TORCH_CHECK_VALUE(size == 0 || size == count, size, " of a list for ", count, " layers");
-  }
-};
-
-// The tensor of a layer, where there are any.
-Optional one_of(at::TensorList all, int64_t i) {
-  return all.empty() ? Optional{} : Optional(all[i]);
-}
-
-// One layer: its products, and what is between them.
-struct Layer {
-  at::Tensor x;
-  Stage qkv, o, gate_up, down;
-  Optional attention_norm, mlp_norm, q_norm, k_norm;
-  Parts k, v;
-
-  Layer(int64_t i, const at::Tensor& from, const Buffers& to, Lists& lists)
-      : x(from),
-        qkv(x, lists.next_weight(), to.qkv, {}, false, one_of(lists.qkv_biases, i)),
-        o(to.attended, lists.next_weight(), to.h, x, false, one_of(lists.o_biases, i)),
-        gate_up(to.h, lists.next_weight(), to.gates, {}, true),
-        down(to.gates, lists.next_weight(), to.y, to.h, false),
-        attention_norm(lists.norms[2 * i]), mlp_norm(lists.norms[2 * i + 1]),
-        q_norm(one_of(lists.head_norms, 2 * i)), k_norm(one_of(lists.head_norms, 2 * i + 1)),
-        k(of_layer(lists.k, i, lists)), v(of_layer(lists.v, i, lists)) {}
-
-  static Parts of_layer(at::TensorList all, int64_t i, const Lists& lists) {
-    const int64_t count = all.size() / lists.num_layers();
-    return all.slice(i * count, count);
-  }
-};
-
-// A head of q or k as fp32: divided by its root mean square where there is a norm, then rotated;
-// rounded to T after each. Source: kernels.linear.rms_norm, rope.apply_rope.
-template <class T>
-void norm_and_rotate(const T* from, const Optional& norm, double eps, const float* cos,
-                     const float* sin, int64_t head_dim, float* to) {
-  for (int64_t d = 0; d < head_dim; ++d) to[d] = widen(from[d]);
-  if (norm) {
-    const float squares = std::inner_product(to, to + head_dim, to, 0.0f);
-    const float factor = 1 / std::sqrt(squares / head_dim + float(eps));
-    const T* weight = norm->const_data_ptr<T>();
-    for (int64_t d = 0; d < head_dim; ++d)
-      to[d] = widen(T(widen(T(to[d] * factor)) * widen(weight[d])));
-  }
-  for (int64_t d = 0; d < head_dim / 2; ++d) {
-    const float first = to[d], second = to[d + head_dim / 2];
-    to[d] = widen(T(first * cos[d] - second * sin[d]));
-    to[d + head_dim / 2] = widen(T(second * cos[d] + first * sin[d]));
-  }
-}
-
-// Attention of all layers in turn, in one set of scratch.
-struct StepAttention {
-  Shape shape;
-  at::Tensor cos, sin;  // [B, T, D / 2]
-  double eps;
-  float sm_scale;
-  Scratch<float> q, own_k, own_v;  // padded rows of q (scaled), and of the new K and V
-  Work work;
-
-  StepAttention(const Shape& shape, const at::Tensor& like_q, const Layer& first,
-                const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& start_pos,
-                double eps)
-      : shape(shape), cos(cos), sin(sin), eps(eps),
-        sm_scale(1 / std::sqrt(double(shape.head_dim)) * M_LOG2E),
-        q(zeros(like_q.numel())), own_k(zeros(like_q.numel())), own_v(zeros(like_q.numel())),
-        work(make_work(like_q, q.data, first.k, first.v, start_pos, true)) {}
-
-  Scratch<float> zeros(int64_t num_elements) const {
-    const int64_t count = num_elements / shape.head_dim * padded(shape.head_dim);
-    Scratch<float> all(count);
-    std::fill_n(all.data, count, 0.0f);
-    return all;
-  }
-
-  // That the new tokens have slots.
-  void check_room(int64_t num_slots) const {
-    for (const auto& head : work.heads)
-      TORCH_CHECK_VALUE(head.filled + shape.num_queries <= num_slots, "start_pos ", head.filled,
-                        " and ", shape.num_queries, " tokens in a cache of ", num_slots, " slots");
-  }
-
-  int64_t num_pairs() const { return work.heads.size(); }
-
-  // From a layer's q, k, v: K and V of one pair stored, its queries ready.
-  template <class T>
-  void prepare(const Layer& layer, int64_t pair) {
-    const int64_t head = pair % shape.num_kv_heads, sequence = pair / shape.num_kv_heads;
-    const int64_t head_dim = shape.head_dim, num_rows = work.num_rows, stride = work.stride;
-    work.heads[pair].k = side_of(layer.k, pair);
-    work.heads[pair].v = side_of(layer.v, pair);
-    std::fill_n(&work.states[work.row(pair, 0)], work.num_results * num_rows, RowState{});
-    for (int64_t t = 0; t < shape.num_queries; ++t) {
-      const int64_t token = sequence * shape.num_queries + t;
-      const T* from = layer.qkv.out.const_data_ptr<T>() + token * shape.width();
-      const float* cosines = cos.const_data_ptr<float>() + token * head_dim / 2;
-      const float* sines = sin.const_data_ptr<float>() + token * head_dim / 2;
-      const auto ready = [&](int64_t source, const Optional& norm, float* to) {
-        norm_and_rotate(from + source * head_dim, norm, eps, cosines, sines, head_dim, to);
-      };
-      for (int64_t g = 0; g < shape.group(); ++g) {
-        float* row = q.data + (pair * num_rows + g * shape.num_queries + t) * stride;
-        ready(head * shape.group() + g, layer.q_norm, row);
-        for (int64_t d = 0; d < head_dim; ++d) row[d] *= sm_scale;
-      }
-      float* key = own_k.data + (pair * shape.num_queries + t) * stride;
-      float* value = own_v.data + (pair * shape.num_queries + t) * stride;
-      ready(shape.num_heads + head, layer.k_norm, key);
-      const T* new_v = from + (shape.num_heads + shape.num_kv_heads + head) * head_dim;
-      std::transform(new_v, new_v + head_dim, value, [](T x) { return widen(x); });
-      append(layer.k, pair, work.heads[pair].filled + t, key, head_dim);
-      append(layer.v, pair, work.heads[pair].filled + t, value, head_dim);
-    }
-    add_own_tokens(work, pair, own_k.data, own_v.data);
-  }
-
-  // One row of one pair, into attended [B, T, Hq * D].
-  template <class T>
-  void merge(int64_t pair, int64_t row, T* attended) const {
-    const int64_t head = pair % shape.num_kv_heads * shape.group() + row / shape.num_queries;
-    const int64_t token = pair / shape.num_kv_heads * shape.num_queries + row % shape.num_queries;
-    std::vector<float> merged(shape.head_dim);
-    merge_parts(work, pair, row, merged.data());
-    T* to = attended + (token * shape.num_heads + head) * shape.head_dim;
-    std::transform(merged.begin(), merged.end(), to, [](float x) { return T(x); });
-  }
-};
 
 // The threads of a parallel region, which take the stages of a step together.
 struct Team {
@@ -188,8 +19,21 @@ struct Team {
   template <class Body>
   void share(int64_t count, Body body) {
     const int64_t thread = omp_get_thread_num(), num_threads = omp_get_num_threads();
+    together([&] { body(count * thread / num_threads, count * (thread + 1) / num_threads); });
+  }
+
+  // body(i) for every so many of `count`, where neighbours cost alike; then all wait.
+  template <class Body>
+  void deal(int64_t count, Body body) {
+    together([&] {
+      for (int64_t i = omp_get_thread_num(); i < count; i += omp_get_num_threads()) body(i);
+    });
+  }
+
+  template <class Body>
+  void together(Body body) {
     try {
-      body(count * thread / num_threads, count * (thread + 1) / num_threads);
+      body();
     } catch (...) {
 #pragma omp critical(kv_fast_error)
       error = std::current_exception();
@@ -205,12 +49,13 @@ void run_layer(Team& team, const Layer& layer, StepAttention& attention, at::Ten
     });
   };
   const double eps = attention.eps;
+  const int64_t num_pairs = attention.num_pairs();
+  for (int64_t pair = omp_get_thread_num(); pair < num_pairs; pair += omp_get_num_threads())
+    attention.ask_for_slots(layer, pair);  // while the product is computed
   product(layer.qkv, [&] { return normed_rows(layer.x, layer.attention_norm, eps); });
   by_type(attended.scalar_type(), [&](auto type) {
     using T = decltype(type);
-    team.share(attention.num_pairs(), [&](int64_t lo, int64_t hi) {
-      for (int64_t pair = lo; pair < hi; ++pair) attention.prepare<T>(layer, pair);
-    });
+    team.deal(attention.num_vectors(), [&](int64_t i) { attention.prepare<T>(layer, i); });
     Work& work = attention.work;
     Attend* attend = current->choose_attend(layer.k[0], layer.v[0]);
     team.share(work.num_parts, [&](int64_t lo, int64_t hi) {

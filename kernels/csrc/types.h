@@ -46,6 +46,18 @@ inline float widen(int8_t x) { return x; }
 inline float widen(Half x) { return x; }
 inline float widen(BFloat16 x) { return c10::bit_cast<float>(uint32_t(x.x) << 16); }
 
+// x rounded to T, as fp32.
+template <class T>
+float rounded_to(float x) {
+  return widen(T(x));
+}
+// Without branches, so that loops of it become vectors.
+template <>
+inline float rounded_to<BFloat16>(float x) {
+  const uint32_t bits = c10::bit_cast<uint32_t>(x), nearest = bits + 0x7fff + (bits >> 16 & 1);
+  return c10::bit_cast<float>((x == x ? nearest : 0x7fc00000) & 0xffff0000);
+}
+
 // Scratch, aligned to 64 bytes. Not a tensor: a kernel needs a dozen, at a microsecond each. Nor
 // from aligned_alloc, which keeps no freed memory at hand as malloc does.
 template <class T>
