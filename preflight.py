@@ -98,11 +98,16 @@ def check_apart(write_result: Path | None, checkpoint: Checkpoint) -> None:
         raise UserError(f"--write_result {write_result}: is part of the checkpoint; name another")
 
 
-def check_memory(parts: Mapping[str, int], path: Path, device: torch.device) -> None:
+FEWER_SLOTS = "fewer slots (--cache_size, --max_new_tokens) or --kv_cache_quantization need less"
+
+
+def check_memory(
+    parts: Mapping[str, int], path: Path, device: torch.device, cure: str = FEWER_SLOTS
+) -> None:
     """Refuse a run that cannot fit, with the numbers."""
     free = machine.free_bytes(device)
     if sum(parts.values()) > free:
         raise UserError(
             f"{path}: needs {accounting.describe_bytes(parts)}, {size_text(free / 1e9)} free;"
-            " fewer slots (--cache_size, --max_new_tokens) or --kv_cache_quantization need less"
+            f" {cure}"
         )

@@ -76,7 +76,7 @@ def make_row(
         **_settings(config, runner, measured),
         **_speed(runner, measured),
         **_memory(runner, measured),
-        **_system(runner.engine),
+        **system_columns(runner.engine),
     }
     return Row(**values, flags=tuple(_flags(values, runner, measured)))
 
@@ -138,7 +138,8 @@ def _memory(runner: Runner, measured: Measured) -> dict[str, Any]:
     }
 
 
-def _system(engine: Engine) -> dict[str, Any]:
+def system_columns(engine: Engine) -> dict[str, Any]:
+    """What ran a model: columns of every kind of row."""
     return {
         "device_name": machine.device_name(engine.device),
         "attention": engine.attention,

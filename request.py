@@ -70,9 +70,13 @@ class Request:
 
     @property
     def prompt_sha(self) -> str:
-        """12 hex digits of the SHA-256 of all ids, as little-endian int32."""
-        ids = np.array(self.depth_ids + self.prompt_ids, dtype="<i4")
-        return hashlib.sha256(ids.tobytes()).hexdigest()[:12]
+        """Identity of all ids."""
+        return ids_sha(self.depth_ids + self.prompt_ids)
+
+
+def ids_sha(ids: Sequence[int]) -> str:
+    """12 hex digits of the SHA-256 of ids, as little-endian int32."""
+    return hashlib.sha256(np.array(ids, dtype="<i4").tobytes()).hexdigest()[:12]
 
 
 class Inputs(NamedTuple):

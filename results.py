@@ -10,7 +10,6 @@ import hashlib
 import logging
 import math
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -19,10 +18,12 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from command import run
-from config import CONTROLS, GenerateConfig, UserError, flag, parse, plain_type, printable
+from config import CONTROLS, UserError, flag, plain_type, printable
 from durable import ORIGIN, TORN, append_line
+from programs import config_of
 
 SCHEMA = 1  # raised when a column changes its meaning, not when one is added
+NATS: dict[str, Any] = {"unit": "nat", "format": ".3e", "better": "lower"}
 ESCAPED = re.compile(rf"[%,;{CONTROLS}]|^ | \Z")  # in texts; written as %HH of UTF-8
 
 log = logging.getLogger("kv_fast")
@@ -66,6 +67,40 @@ class Row:
     model: str = column()
     k_format: str | None = column(None, key=True)  # as found in the cache, not as asked for
     v_format: str | None = column(None, key=True)
+    reference: str | None = column(None, key=True)  # of quality rows: cache or weights
+    text: str | None = column(None)
+    context: int | None = column(None, unit="tok", key=True)  # before the first scored one
+    kl_mean: float | None = column(None, **NATS)  # per token; this and the rest: see quality.py
+    kl_se: float | None = column(None, **NATS)
+    kl_floor: float | None = column(None, **NATS)  # of the reference, cut into other chunks
+    ln_ppl_ratio: float | None = column(None, **NATS)
+    ln_ppl_ratio_se: float | None = column(None, **NATS)
+    ln_ppl_ratio_floor: float | None = column(None, **NATS)
+    top1_pct: float | None = column(None, unit="%", format=".2f", better="higher")
+    top1_floor_pct: float | None = column(None, unit="%", format=".2f")
+    rms_dp_pct: float | None = column(None, unit="%", format=".3f", better="lower")
+    rms_dp_floor_pct: float | None = column(None, unit="%", format=".3f")
+    first_diff: float | None = column(None, unit="tok", format=".1f", better="higher")
+    first_diff_floor: float | None = column(None, unit="tok", format=".1f")
+    ppl: float | None = column(None, format=".4f", better="lower")
+    ppl_ref: float | None = column(None, format=".4f")
+    kl_p99: float | None = column(None, **NATS)
+    kl_max: float | None = column(None, **NATS)
+    needle_change: float | None = column(None, **NATS)  # of the key's NLL; see needle.py
+    needle_change_se: float | None = column(None, **NATS)
+    needle_change_floor: float | None = column(None, **NATS)
+    needle_lost: int | None = column(None, better="lower")  # found with the reference only
+    needle_nll: tuple[float, ...] = column((), unit="nat", format=".3f", better="lower")
+    needle_nll_ref: tuple[float, ...] = column((), unit="nat", format=".3f")
+    needle_nll_none: float | None = column(None, unit="nat", format=".3f")  # not in the text
+    needle_nll_none_ref: float | None = column(None, unit="nat", format=".3f")
+    needle_place_pct: tuple[int, ...] = column((), unit="%", key=True)
+    needle_trials: int | None = column(None, key=True)
+    windows: int | None = column(None, key=True)
+    floor_windows: int | None = column(None)
+    scored: int | None = column(None, unit="tok", key=True)  # per window
+    score_width: int | None = column(None, unit="tok", key=True)
+    kv_bytes_per_token: int | None = column(None, unit="B", better="lower")
     depth: int | None = column(None, key=True)  # tokens stored before the timed prefill
     decode_tok_s: float | None = column(None, unit="tok/s", format=".2f", better="higher")
     decode_ci_pct: float | None = column(None, unit="%", format=".2f", better="lower")
@@ -174,11 +209,11 @@ def append(path: Path, row: Row) -> None:
     append_line(path, format_row(row))
 
 
-def parse_row(line: str, repro_config: type = GenerateConfig) -> Row:
+def parse_row(line: str) -> Row:
     """The row that `format_row` wrote.
 
     Raises:
-        RowError: naming the column; also if the repro is no command for `repro_config`.
+        RowError: naming the column; also if the repro is no command.
     """
     head, found, repro = line.partition(", repro: ")
     if not found:
@@ -196,7 +231,7 @@ def parse_row(line: str, repro_config: type = GenerateConfig) -> Row:
     values = {name: _value(COLUMNS[name], text) for name, text in texts.items()}
     try:
         row = Row(**values)
-        parse(repro_config, shlex.split(repro)[2:])
+        config_of(repro)
     except ValueError as error:
         raise RowError(printable(str(error))) from None
     except UserError as error:
@@ -226,7 +261,7 @@ def _value(item: Field, text: str) -> Any:
         raise RowError(f"{item.name}={printable(text)}: not {kind} {unit}".rstrip()) from None
 
 
-def scan(path: Path, repro_config: type = GenerateConfig) -> Iterator[Row | RowError]:
+def scan(path: Path) -> Iterator[Row | RowError]:
     """Each row of a file, or the error of a line that should be one.
 
     Passed over: headings, origin rows, and lines that `append` marked as torn.
@@ -239,17 +274,17 @@ def scan(path: Path, repro_config: type = GenerateConfig) -> Iterator[Row | RowE
     for number, line in enumerate(lines, start=1):
         if line.startswith(b"schema=") and not line.endswith(TORN):
             try:
-                yield parse_row(line.decode(), repro_config)
+                yield parse_row(line.decode())
             except (RowError, UnicodeDecodeError) as error:
                 yield RowError(f"{name}:{number}: {error}")
     if rest and not ORIGIN.match(rest):
         yield RowError(f"{name}:{len(lines) + 1}: torn, the newline is missing")
 
 
-def read_rows(path: Path, repro_config: type = GenerateConfig) -> list[Row]:
+def read_rows(path: Path) -> list[Row]:
     """The rows of a file; a bad one is left out with a warning."""
     rows = []
-    for entry in scan(path, repro_config):
+    for entry in scan(path):
         if isinstance(entry, Row):
             rows.append(entry)
         else:

@@ -77,7 +77,8 @@ def files() -> str:
 
 def table() -> str:
     """The newest row of each setting on one machine, and what all have in common."""
-    measured = [row for row in read_rows(ROOT / "benchmark_results.txt") if row.status == "ok"]
+    found = read_rows(ROOT / "benchmark_results.txt")
+    measured = [row for row in found if row.status == "ok" and row.kind == "speed"]
     machine = measured[-1].device_name
     rows = list({row.key: row for row in measured if row.device_name == machine}.values())
     head = " | ".join(COLUMNS)

@@ -13,7 +13,8 @@ OURS = {path.stem for path in ROOT.glob("*.py")} | {"kernels", "scripts"}
 
 # From bottom to top: a module imports only from the lines below it, or from its own line.
 LAYERS = [
-    {"config", "command", "chat_render", "stats", "compiled_step", "strict_json"},
+    {"config", "command", "chat_render", "stats", "compiled_step", "strict_json", "eval_config"},
+    {"programs", "quality"},
     {"durable", "kv_formats", "chat_template", "tokenizer_base"},
     {"kernels", "tokenizer_gguf", "tokenizer", "tokenizer_files", "tokenizer_trial", "results"},
     {"model_config"},
@@ -27,10 +28,13 @@ LAYERS = [
     {"checkpoint_hf", "checkpoint_meta", "checkpoint_gguf", "checkpoint_random"},
     {"checkpoint_quantized"},
     {"checkpoint", "checkpoint_summary", "fetch"},
-    {"quantize", "engine", "request"},
-    {"accounting", "measure"},
+    {"quantize", "engine", "request", "texts"},
+    {"accounting", "measure", "scoring"},
+    {"needle"},
     {"report", "preflight"},
-    {"generate"},
+    {"eval_plan"},
+    {"eval_report"},
+    {"generate", "eval"},
     {"scripts"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -72,7 +76,9 @@ def test_the_model_does_not_know_the_cache_nor_the_kernels_either(module, forbid
         assert not imported(path) & forbidden
 
 
-@pytest.mark.parametrize("module", ["config", "command", "results", "stats", "durable"])
+@pytest.mark.parametrize(
+    "module", ["config", "command", "results", "stats", "durable", "eval_config"]
+)
 def test_light_modules_do_not_import_torch(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -46,7 +46,12 @@ LINE = LINE.format(key=hashlib.sha256(SETTINGS.encode()).hexdigest()[:12])
 ROW = parse_row(LINE)
 
 CORE = (
-    "schema time kind status error model k_format v_format depth decode_tok_s decode_ci_pct ttft_s "
+    "schema time kind status error model k_format v_format reference text context kl_mean kl_se "
+    "kl_floor ln_ppl_ratio ln_ppl_ratio_se ln_ppl_ratio_floor top1_pct top1_floor_pct rms_dp_pct "
+    "rms_dp_floor_pct first_diff first_diff_floor ppl ppl_ref kl_p99 kl_max needle_change "
+    "needle_change_se needle_change_floor needle_lost needle_nll needle_nll_ref needle_nll_none "
+    "needle_nll_none_ref needle_place_pct needle_trials windows floor_windows scored score_width "
+    "kv_bytes_per_token depth decode_tok_s decode_ci_pct ttft_s "
     "prefill_tok_s peak_mem_gb kv_cache_gb device_name bandwidth_gb_s mbu_pct "
     "model_size_gb weight_format dtype batch_size prompt_len new_tokens cache_len prefill_chunk "
     "depth_fill ignore_eos compile attention expected_gb unexplained_gb compile_s torch threads "
@@ -181,6 +186,8 @@ def test_floats_are_rounded_as_they_are_written():
         ("--depth 4096", "--depth -4", "repro: --depth -4: must be at least 0"),
         ("--depth 4096", "--help", "repro: --help: unknown flag"),
         ("--depth 4096", "--prompt 'x", "No closing quotation"),
+        ("generate.py", "eval.py", "repro: command 512: must be one of kl, needle"),
+        ("generate.py", "other.py", "repro: 'other.py' writes no rows; known: generate.py, eval"),
         ("--depth 4096", "--\x1b[31m", r"\x1b[31m"),
     ],
 )
