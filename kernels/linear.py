@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import native
+from kernels.many_rows import dense_product
 
 MAX_ROWS = 16
 """Rows up to which reading the weights decides; above, the library's blocked products win."""
@@ -44,15 +45,19 @@ def linear(
     """
     if runs_in_cpp(x, weight):
         return torch.ops.kv_fast.linear(x, weight, *(norm or (None, 0.0)), residual, swiglu)
-    y = F.linear(rms_norm(x, *norm) if norm else x, weight)
+    y = dense_product(rms_norm(x, *norm) if norm else x, weight)
     return surrounded(y, residual, swiglu=swiglu)
+
+
+def has_few_rows(x: Tensor) -> bool:
+    """Whether x [..., C] has as few rows as the calls take that read a weight once."""
+    return x.numel() <= MAX_ROWS * x.shape[-1]
 
 
 def runs_in_cpp(x: Tensor, weight: Tensor) -> bool:
     """Whether the C++ kernels multiply x with a weight: few rows, on the CPU, without gradients."""
-    few_rows = x.numel() <= MAX_ROWS * x.shape[-1]
     trains = torch.is_grad_enabled() and weight.requires_grad
-    return x.device.type == "cpu" and few_rows and not trains and native.is_loaded()
+    return x.device.type == "cpu" and has_few_rows(x) and not trains and native.is_loaded()
 
 
 def surrounded(y: Tensor, residual: Tensor | None, *, swiglu: bool) -> Tensor:

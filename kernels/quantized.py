@@ -15,17 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import native
-from kernels.linear import MAX_ROWS, rms_norm, surrounded
+from kernels import many_rows, native
+from kernels.linear import has_few_rows, rms_norm, surrounded
 
 WORD = 4
 """Bytes of a row that stay together in every layout."""
 
 TILE_ROWS = 16
 """Rows whose words lie side by side in tiles: one register holds a word of each."""
-
-DENSE_BYTES = 1 << 21
-"""Of the scratch in which a block of a weight is made dense."""
 
 NAME = "kv_fast::quantized_linear"
 
@@ -184,10 +181,9 @@ def quantized_linear(
     Few rows of x are split into two digits of a byte each, 16 bits together, on processors with
     products of bytes.
     """
-    few_rows = x.numel() <= MAX_ROWS * x.shape[-1]
     num_rows = weight.shape[0]
     in_tiles = weight.is_tiled and not (swiglu and num_rows % (2 * TILE_ROWS))
-    if few_rows and (in_tiles or x.device.type == "cuda"):
+    if has_few_rows(x) and (in_tiles or x.device.type == "cuda"):
         out_features = num_rows // 2 if swiglu else num_rows
         parts = (weight.codes, weight.scales, weight.mins)
         around = (*(norm or (None, 0.0)), residual, swiglu)
@@ -201,13 +197,17 @@ def quantized_linear(
 
 
 def dense_product(x: Tensor, weight: QuantizedWeight) -> Tensor:
-    """[..., C] @ weight.T -> [..., N] by the library, from blocks made dense in x's dtype."""
+    """[..., C] @ weight.T -> [..., N] by the library, from blocks of the weight made dense."""
     num_rows, width = weight.shape
-    count = max(1, DENSE_BYTES // (width * x.dtype.itemsize * TILE_ROWS)) * TILE_ROWS
+    if weight.is_tiled:
+        return many_rows.product_of_parts(x, weight.parts, num_rows)
+    dtype = many_rows.product_dtype(x)
+    count = max(1, many_rows.BLOCK_BYTES // (width * dtype.itemsize))
     blocks = [
         weight.block(first, min(first + count, num_rows)) for first in range(0, num_rows, count)
     ]
-    return torch.cat([F.linear(x, block.dequantize(x.dtype)) for block in blocks], dim=-1)
+    operand = x.to(dtype)
+    return torch.cat([F.linear(operand, b.dequantize(dtype)).to(x.dtype) for b in blocks], dim=-1)
 
 
 @torch.library.register_fake("kv_fast::dequantize")

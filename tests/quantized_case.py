@@ -11,6 +11,9 @@ SHAPES = [(16, 64, 32), (20, 40, 40), (33, 256, 128), (96, 128, 64), (64, 576, 5
 KINDS = [(8, False), (8, True), (4, False), (4, True)]
 """(bits, with mins)."""
 
+ROUNDING = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+"""Errors of results of about 1, where dense weights are rounded to the dtype as x and y are."""
+
 
 def seeded_weight(
     shape: tuple[int, int], group: int, bits: int, with_mins: bool

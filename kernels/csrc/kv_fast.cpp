@@ -3,6 +3,7 @@
 #include <torch/library.h>
 
 #include "layers.h"
+#include "many_rows.h"
 
 namespace {
 
@@ -37,4 +38,5 @@ TORCH_LIBRARY_IMPL(kv_fast, CPU, m) {
   m.impl("quantized_linear", quantized_linear);
   m.impl("decode_layers", decode_layers);
   m.impl("dequantize", dequantize);
+  m.impl("many_rows", many_rows);
 }

@@ -172,19 +172,4 @@ at::Tensor quantized_linear(const at::Tensor& x, const at::Tensor& codes, const 
   return product_of(x, parts, out_features, norm, eps, residual, swiglu);
 }
 
-at::Tensor dequantize(const at::Tensor& codes, const at::Tensor& scales,
-                      const Optional& mins, int64_t num_features,
-                      int64_t in_features, at::ScalarType dtype) {
-  auto out = at::empty({num_features, in_features}, codes.options().dtype(dtype));
-  QuantizedProduct weight = {};
-  weight.out = out.mutable_data_ptr();
-  weight.out_features = num_features, weight.in_features = in_features;
-  weight.dtype = dtype;
-  set_weight(weight, codes, scales, mins, num_features);
-  auto* make_dense = current->choose_make_dense(codes.scalar_type(), scales.scalar_type());
-  at::parallel_for(0, codes.size(0), 1,
-                   [&](int64_t lo, int64_t hi) { make_dense(weight, lo, hi); });
-  return out;
-}
-
 }  // namespace
