@@ -16,9 +16,8 @@ from kernels.quantized import (
     TILE_ROWS,
     QuantizedWeight,
     pack_nibbles,
-    quantized_linear,
 )
-from model import Linear, RMSNorm, Transformer
+from model import Linear, Transformer
 from model_config import ModelConfig
 from stored_tensor import short_lived
 
@@ -108,17 +107,7 @@ class QuantizedLinear(nn.Module):
         """Of the weight as stored."""
         return self.weight.nbytes
 
-    def forward(
-        self,
-        x: Tensor,
-        norm: RMSNorm | None = None,
-        residual: Tensor | None = None,
-        *,
-        swiglu: bool = False,
-    ) -> Tensor:
-        parts = None if norm is None else (norm.weight, norm.eps)
-        y = quantized_linear(x, self.weight, parts, residual, swiglu=swiglu)
-        return y if self.bias is None else y + self.bias
+    forward = Linear.forward  # which takes the weight of either kind
 
 
 class QuantizedEmbedding(nn.Module):
