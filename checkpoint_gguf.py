@@ -196,6 +196,7 @@ def is_readable(kind: GGMLQuantizationType) -> bool:
     return True
 
 
+@np.errstate(all="ignore")  # scales that are not finite: the run refuses its logits, in one line
 def dequantise(entry: Entry, out: Tensor) -> None:
     """Fill `out`, of any dtype and on any device, block of rows by block of rows."""
     rows = out.view(-1, entry.shape[-1])

@@ -1,5 +1,7 @@
 """A tiny seeded model in every checkpoint format, and how it is refused, for tests."""
 
+import contextlib
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,12 +10,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from checkpoint_shards import pickle_hf, shard_meta
+from gguf import GGMLQuantizationType
 from torch import Tensor
 
+import quantize
 from checkpoint import open_checkpoint
 from config import UserError
 from model import Transformer
 from model_config import ModelConfig
+from quantize import QuantizeConfig
 from scripts.tiny_checkpoint import TINY, random_weights, write_gguf, write_hf, write_meta
 from scripts.tiny_tokenizer import tiny_tokenizer
 
@@ -25,6 +30,26 @@ def gguf_parts(folder: Path, config: ModelConfig, weights: dict[str, Tensor]) ->
     fields = TOKENIZER.gguf_fields
     write_gguf(folder / "tiny.gguf", config, weights, fields=fields, max_tensors=10)
     return folder
+
+
+def gguf_blocks(name: str) -> Callable[[Path, ModelConfig, dict[str, Tensor]], Path]:
+    """A file whose matrices are blocks of a type, which stay as they are."""
+    kind = GGMLQuantizationType[name.upper()]
+    return lambda folder, *model: write_gguf(
+        folder / "tiny.gguf", *model, fields=TOKENIZER.gguf_fields, tensor_type=kind
+    )
+
+
+def quantized(source: str, spec: str) -> Callable[[Path, ModelConfig, dict[str, Tensor]], Path]:
+    """A folder of quantize.py, made of a checkpoint of another format."""
+
+    def write(folder: Path, config: ModelConfig, weights: dict[str, Tensor]) -> Path:
+        path = WRITERS[source](folder.parent / "source", config, weights)
+        with contextlib.redirect_stdout(io.StringIO()):
+            quantize.main(QuantizeConfig(source=str(path), target=folder, quantization=spec))
+        return folder
+
+    return write
 
 
 # name -> (folder, config, weights under Hugging Face's names) -> what to open
@@ -45,14 +70,20 @@ WRITERS: dict[str, Callable[[Path, ModelConfig, dict[str, Tensor]], Path]] = {
     ),
     "gguf-parts": gguf_parts,
 }
-
+# Matrices of theirs are codes; rows must be whole groups of 32.
+CODE_WRITERS = {
+    **{f"gguf-{name}": gguf_blocks(name) for name in ("q8_0", "q4_0", "q4_1")},
+    "quantized": quantized("hf", "int4:32,int8"),
+    "quantized-gguf": quantized("gguf", "int4:32,int8"),
+}
 
 every_format = pytest.mark.parametrize("kind", WRITERS)
 
 
 def tiny(kind: str, folder: Path, config: ModelConfig = TINY) -> Path:
     """Write the seeded model below `folder`; gives the path to open, whose base name is tiny."""
-    return WRITERS[kind](folder / "tiny", config, random_weights(config))
+    writers = WRITERS | CODE_WRITERS
+    return writers[kind](folder / "tiny", config, random_weights(config))
 
 
 def refusal(path: Path, *causes: str) -> str:

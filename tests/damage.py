@@ -2,6 +2,7 @@
 
 import json
 from random import Random
+from typing import Any
 
 HEAD_BYTES = 4096
 
@@ -128,9 +129,29 @@ def damage_safetensors(data: bytes, random: Random) -> bytes:
     """The header as JSON, with its length put right; or bytes anywhere."""
     if random.random() < 0.5:
         return random.choice(BYTE_DAMAGE)(data, random)
-    length = int.from_bytes(data[:8], "little")
-    header = damage_json(json.dumps(json.loads(data[8 : 8 + length])).encode(), random)
-    return len(header).to_bytes(8, "little") + header + data[8 + length :]
+    header = json.dumps(header_of(data)).encode()
+    return with_header(data, damage_json(header, random))
+
+
+def damage_quantized(data: bytes, random: Random) -> bytes:
+    """The settings in the metadata, themselves JSON, or as `damage_safetensors`."""
+    if random.random() < 0.5:
+        return damage_safetensors(data, random)
+    header = header_of(data)
+    metadata = header["__metadata__"]
+    for key, text in metadata.items():
+        metadata[key] = damage_json(text.encode(), random).decode(errors="replace")
+    return with_header(data, json.dumps(header).encode())
+
+
+def header_of(data: bytes) -> dict[str, Any]:
+    """Of a safetensors file."""
+    return json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+
+
+def with_header(data: bytes, header: bytes) -> bytes:
+    end = 8 + int.from_bytes(data[:8], "little")
+    return len(header).to_bytes(8, "little") + header + data[end:]
 
 
 def damage_bytes(data: bytes, random: Random) -> bytes:

@@ -6,6 +6,7 @@ runs the cases FIRST .. END - 1 of a kind in an address space that is little lar
 It prints each number before the case, so that the last one names what a process died of.
 """
 
+import dataclasses
 import faulthandler
 import json
 import resource
@@ -16,16 +17,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import gguf
 import safetensors.torch
 import torch
 from checkpoint_kinds import tiny
-from damage import damage_bytes, damage_json, damage_safetensors
+from damage import damage_bytes, damage_json, damage_quantized, damage_safetensors
 from torch import Tensor
 
 from checkpoint import Checkpoint, open_checkpoint
+from checkpoint_quantized import KEY
 from config import UserError, describe
+from model_config import ModelConfig
 from scripts.tiny_checkpoint import (
     TINY,
     gguf_settings,
@@ -36,6 +40,8 @@ from scripts.tiny_checkpoint import (
 )
 
 SMALL = replace(TINY, num_layers=1, hidden_size=16, intermediate_size=8, head_dim=4)
+# All matrices have rows of whole blocks of 32 channels.
+BLOCKS = replace(SMALL, hidden_size=32, intermediate_size=32, num_heads=8, num_kv_heads=2)
 LIMIT_S = 5.0
 SPARE_BYTES = 64 << 20  # beside twice the file
 
@@ -69,9 +75,29 @@ def read_safetensors(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def read_quantized(folder: Path) -> dict[str, Tensor]:
+    """Under our own names, with nibbles taken out of their words one channel after the other."""
+    stored = read_safetensors(folder)
+    names = [name.removesuffix(".codes") for name in stored if name.endswith(".codes")]
+    dense = {name: w for name, w in stored.items() if not name.startswith(tuple(names))}
+    for name in names:
+        codes, scales = stored[f"{name}.codes"], stored[f"{name}.scales"]
+        if codes.dtype == torch.uint8:
+            nibbles = [word >> shift & 15 for word in codes.split(4, dim=1) for shift in (0, 4)]
+            codes = torch.cat(nibbles, dim=1)
+        group = codes.shape[1] // scales.shape[1]
+        dense[name] = codes.float() * scales.float().repeat_interleave(group, 1)
+        if (mins := stored.get(f"{name}.mins")) is not None:
+            dense[name] += mins.float().repeat_interleave(group, 1)
+    return dense
+
+
 def check_json(file: Path, expected: Mapping[str, object]) -> None:
     """What was read of a config is what stands in it, where it stands there."""
-    values = json.loads(file.read_text())
+    check_values(json.loads(file.read_text()), expected)
+
+
+def check_values(values: Mapping[str, Any], expected: Mapping[str, object]) -> None:
     not_given = [("vocab_size", -1), ("model_type", values.get("model_type"))]
     for key, value in expected.items():
         if values.get(key) is not None and (key, values[key]) not in not_given:
@@ -88,12 +114,18 @@ def check_gguf(file: Path, expected: Mapping[str, object]) -> None:
 
 @dataclass(frozen=True)
 class Kind:
-    """A file of a format: how it is damaged, and how the same weights are read by others."""
+    """A file of a format: how it is damaged, and how the same weights are read by others.
+
+    Attributes:
+        spread: elements that one byte can change.
+    """
 
     format: str
     file: str
     damage: Callable[[bytes, Random], bytes]
     read: Callable[[Path], dict[str, Tensor]]
+    config: ModelConfig = SMALL
+    spread: int = 1
 
 
 HF_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
@@ -111,6 +143,16 @@ KINDS = {
     "gguf": Kind("gguf", "tiny.gguf", damage_bytes, read_gguf),
     "gguf-part": Kind("gguf-parts", "tiny-00001-of-00002.gguf", damage_bytes, read_gguf),
     **{name: Kind("hf", name, damage_json, read_safetensors) for name in HF_FILES},
+    **{
+        f"gguf-{name}": Kind(f"gguf-{name}", "tiny.gguf", damage_bytes, read_gguf, BLOCKS, 32)
+        for name in ("q8_0", "q4_0", "q4_1")
+    },
+    "quantized": Kind(
+        "quantized", "model.safetensors", damage_quantized, read_quantized, BLOCKS, 32
+    ),
+    "quantized-tokenizer": Kind(
+        "quantized-gguf", "tokenizer/tokenizer.gguf", damage_bytes, read_quantized, BLOCKS
+    ),
 }
 
 
@@ -119,13 +161,17 @@ class Case:
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.kind = name, KINDS[name]
-        self.path = tiny(self.kind.format, folder, SMALL)
+        self.path = tiny(self.kind.format, folder, self.kind.config)
         self.folder = self.path.parent if self.path.is_file() else self.path
         self.file = self.folder / self.kind.file
         self.data = self.file.read_bytes()
         self.num_refused = self.num_damaged = 0
         self.original: Mapping[str, Tensor] = {}
-        self.original = weights_of(open_checkpoint(self.path))
+        undamaged = open_checkpoint(self.path)
+        self.original = weights_of(undamaged)
+        assert not first_other(
+            self.as_stored(undamaged, self.original), self.kind.read(self.folder)
+        )
         assert (self.fault(self.data), self.num_refused) == ("", 0)
 
     def run(self, number: int) -> str:
@@ -151,6 +197,7 @@ class Case:
         try:
             loaded = open_checkpoint(self.path)
             weights = weights_of(loaded)
+            kept = {name: loaded.read_kept(name).dequantize() for name in loaded.kept}
             tokenizer = loaded.tokenizer()
             tokenizer.decode(tokenizer.encode("Hello 12\n  thé 🦙"))
         except UserError as error:
@@ -160,7 +207,7 @@ class Case:
             return "" if is_named else f"names no file: {line}"
         except Exception as error:  # any other is a traceback
             return f"{type(error).__name__}: {error}"
-        return self.difference(loaded, weights)
+        return self.difference(loaded, weights) or first_other(kept, in_bf16(loaded))
 
     def difference(self, loaded: Checkpoint, weights: Mapping[str, Tensor]) -> str:
         """Where the config or a tensor is not what others read out of the same files.
@@ -172,19 +219,24 @@ class Case:
             self.check_config(loaded)
         except Exception as error:
             return f"config: {type(error).__name__}: {error}"
-        if self.num_changed(weights) <= self.num_damaged:
+        if self.num_changed(weights) <= self.kind.spread * self.num_damaged:
             return ""
         try:
             others = self.kind.read(self.folder)
         except Exception as error:
             return f"taken, though others do not: {type(error).__name__}: {error}"
-        for names in tensor_names(loaded.config):
-            name, weight = getattr(names, self.kind.format.partition("-")[0]), weights[names.hf]
-            if self.kind.format in ("meta", "gguf", "gguf-parts"):
-                weight = interleaved_rows(weight, loaded.config, names.hf)
-            if not torch.equal(bits(weight), bits(others[name].bfloat16())):
-                return f"{name} differs"
-        return ""
+        return first_other(self.as_stored(loaded, weights), others)
+
+    def as_stored(self, loaded: Checkpoint, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The weights under the format's own names, with its order of rows."""
+        family = self.kind.format.partition("-")[0]
+        if family == "quantized":
+            return in_bf16(loaded)
+        rows = interleaved_rows if family in ("meta", "gguf") else lambda weight, *_: weight
+        return {
+            getattr(names, family): rows(weights[names.hf], loaded.config, names.hf)
+            for names in tensor_names(loaded.config)
+        }
 
     def num_changed(self, weights: Mapping[str, Tensor]) -> float:
         """How many elements differ from those of the undamaged file."""
@@ -205,6 +257,23 @@ class Case:
             check_json(self.file, {key: getattr(loaded.config, ours[key]) for key in ours})
         if self.name.startswith("gguf"):
             check_gguf(self.file, gguf_settings(loaded.config))
+        if self.name == "quantized":
+            with safetensors.safe_open(self.file, "pt") as opened:
+                values = json.loads(opened.metadata()[KEY])["config"]
+            check_values(values, dataclasses.asdict(loaded.config))
+
+
+def in_bf16(loaded: Checkpoint) -> dict[str, Tensor]:
+    """All weights under our own names."""
+    return dict(loaded.weights("cpu", torch.bfloat16))
+
+
+def first_other(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
+    """Names the first tensor that is not, rounded to bf16, the one expected."""
+    for name, weight in found.items():
+        if not torch.equal(bits(weight.bfloat16()), bits(expected[name].bfloat16())):
+            return f"{name} differs"
+    return ""
 
 
 def bits(weight: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import struct
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,6 +81,16 @@ def test_blocks_are_dequantised_as_the_library_does_bit_for_bit(
 def test_every_block_format_of_the_library_is_read() -> None:
     assert set(gguf.quants._type_traits) < set(READABLE)
     assert len(READABLE) >= 26
+
+
+@pytest.mark.parametrize("kind", READABLE, ids=lambda kind: kind.name)
+def test_scales_that_are_not_finite_are_read_without_a_warning(
+    kind: GGMLQuantizationType, tmp_path: Path
+) -> None:
+    write_random_blocks(tmp_path / "a.gguf", kind)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dict(open_checkpoint(tmp_path / "a.gguf").weights("cpu", torch.float32))
 
 
 @pytest.mark.parametrize("kind", UNREADABLE, ids=lambda kind: kind.name)
