@@ -207,7 +207,7 @@ class GenerateConfig:
         " without it: SmolLM2-135M-Instruct",
     )
     prompt: str = flag("Hello, my name is", help="text to continue")
-    prompt_file: Path | None = flag(None, help="read the prompt from this UTF-8 file")
+    prompt_file: Path | None = flag(None, help="read the prompt from this UTF-8 file; -: stdin")
     prompt_tokens: int | None = flag(
         None, minimum=1, help="this many random ordinary ids instead of a text"
     )

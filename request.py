@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,9 @@ from quantize import Scheme, parse_scheme
 from tokenizer import Tokenizer
 
 log = logging.getLogger("kv_fast")
+
+STDIN = Path("-")
+"""As a file for the prompt; a file of that name needs its folder in front."""
 
 PLAIN_FORMAT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 """The KV format of a cache in the run's own dtype."""
@@ -242,13 +246,13 @@ def _prompt_text(config: GenerateConfig) -> str:
 
 
 def read_prompt(path: Path) -> str:
-    """The text of a prompt file, byte for byte.
+    """The text of a prompt file, byte for byte; of what comes on stdin where the path is `-`.
 
     Raises:
         UserError: unreadable, empty or not UTF-8.
     """
     try:
-        data = path.read_bytes()
+        data = read_stdin() if path == STDIN else path.read_bytes()
         text = data.decode()
     except OSError as error:
         raise UserError(f"--prompt_file {path}: {error.strerror}") from None
@@ -257,3 +261,8 @@ def read_prompt(path: Path) -> str:
     if not data:
         raise UserError(f"--prompt_file {path}: the file is empty")
     return text
+
+
+def read_stdin() -> bytes:
+    """All of it; nothing where it is closed."""
+    return sys.stdin.buffer.read() if sys.stdin else b""

@@ -2,14 +2,16 @@
 
 import dataclasses
 import hashlib
+import io
 import logging
 import struct
+import sys
 
 import pytest
 from conftest import TINY
 
 from chat_template import ChatTemplate
-from config import GenerateConfig, UserError
+from config import GenerateConfig, UserError, parse, to_argv
 from request import cache_slots, clamp_new_tokens, read_inputs, read_prompt, resolve_request
 from tokenizer import Tokenizer
 
@@ -277,6 +279,26 @@ def test_a_prompt_file_is_taken_byte_for_byte(text, tmp_path):
     file = tmp_path / "prompt.txt"
     file.write_bytes(text.encode())
     assert bytes(resolved(prompt_file=file).prompt_ids[1:]) == text.encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        ("a\r\nb 한\n".encode(), "a\r\nb 한\n"),
+        (b"", "--prompt_file -: the file is empty"),
+        (b"caf\xe9", "--prompt_file -: not UTF-8 at byte 3"),
+        (None, "--prompt_file -: the file is empty"),  # closed
+    ],
+)
+def test_a_dash_as_prompt_file_is_stdin_byte_for_byte(data, found, monkeypatch):
+    stdin = None if data is None else io.TextIOWrapper(io.BytesIO(data))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    config = parse(GenerateConfig, ["--prompt_file", "-"])
+    assert parse(GenerateConfig, to_argv(config)) == config
+    try:
+        assert read_prompt(config.prompt_file) == found
+    except UserError as error:
+        assert str(error) == found
 
 
 @pytest.mark.parametrize(
