@@ -22,7 +22,7 @@ KEPT_TYPES = {
     GGMLQuantizationType.Q4_0: "q4_0",
     GGMLQuantizationType.Q4_1: "q4_1",
 }
-READ_BYTES = 1 << 20  # of a file at a time
+READ_BYTES = 1 << 18  # of a file at a time: what is made of them takes several times as much
 
 
 def kept_layouts(

@@ -118,6 +118,9 @@ def fill_in_parallel(file: Path, offset: int, tensor: Tensor) -> None:
         with opened_at(file, offset + start, len(block)) as opened:
             fill(opened, block)
 
+    if len(data) <= BLOCK_BYTES:  # most tensors are: threads take longer to start than to read
+        read(0)
+        return
     with ThreadPoolExecutor(READERS) as pool:
         for _ in pool.map(read, range(0, len(data), BLOCK_BYTES)):
             pass  # an error of a reader is raised here

@@ -23,6 +23,7 @@ from scripts.tiny_checkpoint import TINY, random_weights, write_gguf, write_hf, 
 from scripts.tiny_tokenizer import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer(TINY.vocab_size)
+Writer = Callable[[Path, ModelConfig, dict[str, Tensor]], Path]
 
 
 def gguf_parts(folder: Path, config: ModelConfig, weights: dict[str, Tensor]) -> Path:
@@ -32,15 +33,20 @@ def gguf_parts(folder: Path, config: ModelConfig, weights: dict[str, Tensor]) ->
     return folder
 
 
-def gguf_blocks(name: str) -> Callable[[Path, ModelConfig, dict[str, Tensor]], Path]:
-    """A file whose matrices are blocks of a type, which stay as they are."""
+def gguf_blocks(name: str, *, max_tensors: int = 0) -> Writer:
+    """A file, or parts of one, whose matrices are blocks of a type, which stay as they are."""
     kind = GGMLQuantizationType[name.upper()]
-    return lambda folder, *model: write_gguf(
-        folder / "tiny.gguf", *model, fields=TOKENIZER.gguf_fields, tensor_type=kind
-    )
+
+    def write(folder: Path, config: ModelConfig, weights: dict[str, Tensor]) -> Path:
+        file, fields = folder / "tiny.gguf", tiny_tokenizer(config.vocab_size).gguf_fields
+        options = {"fields": fields, "tensor_type": kind, "max_tensors": max_tensors}
+        write_gguf(file, config, weights, **options)
+        return folder if max_tensors else file
+
+    return write
 
 
-def quantized(source: str, spec: str) -> Callable[[Path, ModelConfig, dict[str, Tensor]], Path]:
+def quantized(source: str, spec: str) -> Writer:
     """A folder of quantize.py, made of a checkpoint of another format."""
 
     def write(folder: Path, config: ModelConfig, weights: dict[str, Tensor]) -> Path:
@@ -53,7 +59,7 @@ def quantized(source: str, spec: str) -> Callable[[Path, ModelConfig, dict[str, 
 
 
 # name -> (folder, config, weights under Hugging Face's names) -> what to open
-WRITERS: dict[str, Callable[[Path, ModelConfig, dict[str, Tensor]], Path]] = {
+WRITERS: dict[str, Writer] = {
     "hf": lambda folder, *model: write_hf(folder, *model, files=TOKENIZER.hf_files),
     "hf-shards": lambda folder, *model: write_hf(
         folder, *model, num_shards=3, files=TOKENIZER.hf_files
@@ -73,6 +79,7 @@ WRITERS: dict[str, Callable[[Path, ModelConfig, dict[str, Tensor]], Path]] = {
 # Matrices of theirs are codes; rows must be whole groups of 32.
 CODE_WRITERS = {
     **{f"gguf-{name}": gguf_blocks(name) for name in ("q8_0", "q4_0", "q4_1")},
+    "gguf-q4_0-parts": gguf_blocks("q4_0", max_tensors=10),
     "quantized": quantized("hf", "int4:32,int8"),
     "quantized-gguf": quantized("gguf", "int4:32,int8"),
 }

@@ -29,9 +29,12 @@ def measure_loading(
     checkpoint = open_checkpoint(path)
     scheme = None if quantization is None else parse_scheme(quantization)
     formats = planned_formats(checkpoint, scheme)
-    largest = max(map(math.prod, parameter_shapes(checkpoint.config).values()))
+    shapes = parameter_shapes(checkpoint.config)
+    largest = max(map(math.prod, shapes.values()))
     for kind in WEIGHT_FORMATS.values():  # their code comes into memory when it first runs
         encode(torch.ones(64, 768), kind, kind.groups[0]).laid_out_for(torch.device("cpu"))
+    for name in sorted(checkpoint.kept, key=lambda name: math.prod(shapes[name]))[:1]:
+        checkpoint.read_kept(name).laid_out_for(torch.device("cpu"))  # the same of their readers
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM counts from here
     start = resident_bytes("VmRSS")
     model = load_model(checkpoint, torch.device("cpu"), dtype, formats)

@@ -7,15 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoint_kinds import CODE_WRITERS
 from loading_memory import measure_loading
 from test_checkpoint_loading import LARGER, LARGER_WRITERS, Weights, larger_weights
 
 pytest_plugins = ["generate_process"]
 __all__ = ["larger_weights"]
 
-SCHEMES = [(kind, spec) for kind in ("hf", "meta-shards", "gguf") for spec in ("int8", "int4")]
+KEPT = ("gguf-q8_0", "gguf-q4_0", "gguf-q4_1", "gguf-q4_0-parts", "quantized")
+SCHEMES: list[tuple[str, str | None]] = [
+    (kind, spec) for kind in ("hf", "meta-shards", "gguf") for spec in ("int8", "int4")
+]
+SCHEMES += [(kind, None) for kind in KEPT]
 SCHEMES += [
-    ("gguf-q8_0", None),
     ("gguf-q8_0", "int4"),
     ("hf", "int4:64,none"),
     ("hf-float32", "int8"),
@@ -27,7 +31,7 @@ SCHEMES += [
 def test_loading_needs_the_quantised_model_one_dense_tensor_and_a_tenth(
     kind: str, spec: str | None, larger_weights: Weights, processes, tmp_path: Path
 ) -> None:
-    path = LARGER_WRITERS[kind](tmp_path / "model", LARGER, larger_weights)
+    path = (LARGER_WRITERS | CODE_WRITERS)[kind](tmp_path / "model", LARGER, larger_weights)
     result = tmp_path / "result"
     arguments = (path, torch.bfloat16, result, spec)
     process = processes.Process(target=measure_loading, args=arguments)

@@ -55,6 +55,16 @@ def test_as_many_blocks_as_there_are_readers_are_read_at_a_time(
     assert torch.equal(out, BASE.to(out_dtype))
 
 
+def test_a_tensor_of_one_block_is_read_without_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_tensor, "ThreadPoolExecutor", None)
+    tensor = stored(tmp_path / "a", torch.float32)
+    assert torch.equal(tensor.read(), BASE)
+    empty = StoredTensor(tensor.file, torch.float32, (0, 5), 0)
+    assert empty.read().shape == (0, 5)
+
+
 def test_columns_of_a_larger_tensor_are_filled_and_no_others(tmp_path: Path) -> None:
     out = torch.zeros(40, 60)
     stored(tmp_path / "a", torch.float32).read_into(out[:, 30:])
