@@ -1,6 +1,6 @@
 """Logits of Hugging Face folders by transformers in fp32; runs in an environment that has it.
 
-python transformers_logits.py IDS.json OUT.safetensors     {folder: ids} -> {folder: logits [N, V]}
+python transformers_logits.py ATTENTION IDS.json OUT.safetensors   {folder: ids} -> {folder: [N, V]}
 """
 
 import json
@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-requests = json.loads(Path(sys.argv[1]).read_text())
+attention, requests, out = sys.argv[1:]
 logits = {}
-for folder, ids in requests.items():
+for folder, ids in json.loads(Path(requests).read_text()).items():
     model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
+        folder, dtype=torch.float32, attn_implementation=attention
     )
     with torch.inference_mode():
         logits[folder] = model(torch.tensor([ids])).logits[0].clone()
-save_file(logits, sys.argv[2])
+save_file(logits, out)
