@@ -3,6 +3,7 @@
 import pytest
 import torch
 from cache_case import INSTRUCTION_SETS
+from quantized_case import seeded_weight
 
 from kv_cache import KVCache
 
@@ -106,6 +107,18 @@ def test_arguments_that_do_not_fit_are_refused_and_end_no_process(fault, num_thr
         assert call(arguments()).isfinite().all()
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+def test_what_no_kernel_multiplies_is_refused_with_weights_of_codes_too(dtype):
+    given = arguments()
+    shapes = [tuple(weight.shape) for weight in given["weights"]]
+    weights = [seeded_weight(shape, 32, 8, False)[0].tiled() for shape in shapes]
+    given["weights"] = [part for weight in weights for part in weight.parts]
+    given["num_parts"] = [2] * len(weights)
+    assert call(given).isfinite().all()
+    with pytest.raises(ValueError, match="no CPU kernel for"):
+        call(given | {"x": given["x"].to(dtype)})
 
 
 @pytest.mark.parametrize("name", ["int8", "bf16"])

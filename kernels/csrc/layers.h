@@ -101,6 +101,7 @@ at::Tensor decode_layers(const at::Tensor& input, const at::Tensor& cos, const a
                          at::TensorList head_norms, at::TensorList k, at::TensorList v,
                          int64_t num_heads, int64_t intermediate_size) {
   TORCH_CHECK_VALUE(input.dim() == 3 && input.numel(), "x ", input.sizes(), " is not [B, T, C]");
+  by_type(input.scalar_type(), [](auto) {});  // here, where what is thrown ends no process
   TORCH_CHECK_VALUE(num_heads > 0 && intermediate_size > 0, num_heads, " heads and ",
                     intermediate_size, " gates");
   Lists lists = {weights, num_parts, norms, qkv_biases, o_biases, head_norms, k, v};
