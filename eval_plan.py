@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 import accounting
-import fetch
 import machine
-from checkpoint import Checkpoint, find_tokenizer, open_checkpoint
+from checkpoint import Checkpoint, find_tokenizer
 from command import notes_held
 from config import Faults, UserError
 from durable import check_writable
@@ -20,7 +19,7 @@ from kernels.slots import SLOT_TILE
 from kv_cache import bytes_per_token, parse_formats
 from model_config import ModelConfig
 from needle import Hidden, hide, keys
-from preflight import check_apart, check_memory, is_here
+from preflight import check_apart, check_memory, find_checkpoint
 from quantize import parse_scheme, planned_formats
 from request import PLAIN_FORMAT, Request
 from scoring import cut_windows
@@ -83,10 +82,7 @@ def eval_preflight(config: EvalConfig) -> EvalPlan:
     formats = faults.check(parse_formats, plain if spec is None else spec)
     if config.quantization is not None:
         scheme = faults.check(parse_scheme, config.quantization)
-    if not is_here(config.checkpoint_path):
-        faults.refuse()  # before anything is fetched
-    path = faults.check(fetch.resolve, config.checkpoint_path)
-    checkpoint = faults.check(open_checkpoint, path) if path else None
+    path, checkpoint = find_checkpoint(faults, config.checkpoint_path)
     tokenizer = faults.check(find_tokenizer, path, checkpoint, "") if path else None
     weight_formats = None
     if checkpoint:

@@ -52,10 +52,7 @@ def preflight(config: GenerateConfig) -> Plan:
         faults.check(check_writable, config.write_result)
     device = faults.check(machine.prepare_device, config.device, config.threads)
     inputs = faults.check(read_inputs, config)
-    if not is_here(config.checkpoint_path):
-        faults.refuse()  # before anything is fetched
-    path = faults.check(fetch.resolve, config.checkpoint_path)
-    checkpoint = faults.check(open_checkpoint, path) if path else None
+    path, checkpoint = find_checkpoint(faults, config.checkpoint_path)
     text = inputs.text if inputs else ""
     tokenizer = faults.check(find_tokenizer, path, checkpoint, text) if path else None
     request = formats = None
@@ -80,6 +77,20 @@ def preflight(config: GenerateConfig) -> Plan:
         weight_formats=formats,
         expected_bytes=expected_bytes,
     )
+
+
+def find_checkpoint(
+    faults: Faults, checkpoint_path: str | None
+) -> tuple[Path | None, Checkpoint | None]:
+    """The checkpoint and where it is, as far as they can be had; only its headers are read.
+
+    Raises:
+        UserError: all that is wrong so far, where something is and the checkpoint is not here yet.
+    """
+    if not is_here(checkpoint_path):
+        faults.refuse()  # before anything is fetched
+    path = faults.check(fetch.resolve, checkpoint_path)
+    return path, faults.check(open_checkpoint, path) if path else None
 
 
 def is_here(checkpoint_path: str | None) -> bool:

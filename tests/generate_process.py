@@ -40,10 +40,15 @@ class Run:
         return json.loads(self.stdout)
 
     @property
-    def error(self) -> str:
-        """The one line that says so; there is never a traceback."""
+    def errors(self) -> list[str]:
+        """The lines that say so; there is never a traceback."""
         assert "Traceback" not in self.stderr
-        [line] = [line for line in self.stderr.splitlines() if line.startswith("error: ")]
+        return [line for line in self.stderr.splitlines() if line.startswith("error: ")]
+
+    @property
+    def error(self) -> str:
+        """The one there is."""
+        [line] = self.errors
         return line
 
 

@@ -2,19 +2,19 @@
 
 import dataclasses
 import functools
-import json
 import math
 import shlex
 
 import pytest
 import torch
 from checkpoint_kinds import TOKENIZER, WRITERS, tiny
+from generate_process import Run
 
 import eval as program
 from command import run as run_command
 from eval_config import EvalConfig
 from kv_formats import FORMATS
-from results import Row, format_row, parse_row, read_rows
+from results import Row, format_row, read_rows
 from scoring import Stream
 from scripts.tiny_checkpoint import TINY, random_weights, write_hf
 
@@ -37,26 +37,6 @@ def text(tmp_path_factory):
     return file
 
 
-class Run:
-    def __init__(self, code, captured, messages):
-        self.code, self.stdout = code, captured.out
-        self.stderr = "".join(f"{message}\n" for message in messages) + captured.err
-
-    @property
-    def row(self) -> Row:
-        [line] = [line for line in self.stderr.splitlines() if line.startswith("schema=")]
-        return parse_row(line)
-
-    @property
-    def document(self) -> dict:
-        return json.loads(self.stdout)
-
-    @property
-    def errors(self) -> list[str]:
-        assert "Traceback" not in self.stderr
-        return [line for line in self.stderr.splitlines() if line.startswith("error: ")]
-
-
 @pytest.fixture
 def run_eval(checkpoint, text, capsys, caplog):
     """Runs eval.py on the tiny checkpoint, on one CPU thread."""
@@ -70,7 +50,9 @@ def run_eval(checkpoint, text, capsys, caplog):
             code = run_command(program.main, EvalConfig, [str(word) for word in (*words, *flags)])
         finally:
             torch.set_num_threads(threads)
-        return Run(code, capsys.readouterr(), caplog.messages)
+        captured = capsys.readouterr()
+        messages = "".join(f"{message}\n" for message in caplog.messages)
+        return Run(code, captured.out, messages + captured.err)
 
     return run
 
