@@ -11,11 +11,11 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
-from config import UserError, describe, help_text, parse
+from config import UserError, describe, help_text, parse, printable
 
 STOP_SIGNALS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
@@ -25,6 +25,9 @@ STOP_SIGNALS = [
 class Terminated(KeyboardInterrupt):
     """SIGTERM or SIGHUP arrived. Exit 143."""
 
+
+Command = tuple[Callable[[Any], int | None], type]
+"""What runs, and the dataclass of its flags."""
 
 EXIT_CODES = ((UserError, 2), (Terminated, 143), (KeyboardInterrupt, 130), (Exception, 1))
 
@@ -40,12 +43,20 @@ def exit_code(error: BaseException) -> int:
     return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
 
 
-def run(main: Callable[[Any], int | None], cls: type, argv: Sequence[str] | None = None) -> int:
+def run(
+    main: Callable[[Any], int | None],
+    cls: type,
+    argv: Sequence[str] | None = None,
+    name: str = "",
+) -> int:
     """Run one command and give its exit code; the last thing a process does.
 
     `main(config)` returns an exit code or None (0). What it raises becomes one line on stderr, and
     with `--json` the one document on stdout: so it raises before it prints its own. SIGINT, SIGTERM
     and SIGHUP reach it as KeyboardInterrupt. Logging and signal handlers stay as set here.
+
+    Args:
+        name: of the command, where a program has several.
     """
     argv = sys.argv[1:] if argv is None else argv
     _open_streams()
@@ -55,7 +66,7 @@ def run(main: Callable[[Any], int | None], cls: type, argv: Sequence[str] | None
     document = ""
     try:
         wants_help = "-h" in argv or "--help" in argv
-        code = (print(help_text(cls)) if wants_help else main(parse(cls, argv))) or 0
+        code = (print(help_text(cls, name)) if wants_help else main(parse(cls, argv))) or 0
         print(end="", flush=True)
     except BrokenPipeError:
         code = 1
@@ -66,6 +77,24 @@ def run(main: Callable[[Any], int | None], cls: type, argv: Sequence[str] | None
         document = _last_words(error, argv)
     _finish_stdout(document)
     return code
+
+
+def run_one_of(commands: Mapping[str, Command], argv: Sequence[str] | None = None) -> int:
+    """As `run`, of a program whose first argument names one of its commands."""
+    name, *rest = (sys.argv[1:] if argv is None else argv) or [""]
+    if name in commands:
+        main, cls = commands[name]
+        return run(main, cls, rest, name)
+    _open_streams()
+    lines = [f"  {name:10} {cls.__doc__}" for name, (_, cls) in commands.items()]
+    listed = "\n".join(["Commands; each has a --help of its own:", *lines])
+    if name in ("-h", "--help"):
+        _finish_stdout(listed + "\n")
+        return 0
+    asked = f"{printable(name)}: no such command" if name else "no command given"
+    with contextlib.suppress(OSError):
+        print(f"error: {asked}; known: {', '.join(commands)}", file=sys.stderr, flush=True)
+    return 2
 
 
 @contextlib.contextmanager

@@ -67,6 +67,7 @@ class Flag:
     maximum: float | None = None
     aliases: tuple[str, ...] = ()
     repro: bool = True  # part of the command that repeats a result
+    positional: bool = False  # an argument without a name; always where there is no default
 
 
 def flag(default: Any, **spec: Any) -> Any:
@@ -124,7 +125,7 @@ def repro_command(script: str, config: Any) -> str:
 
 def _words(item: dataclasses.Field, value: Any) -> list[str]:
     name, text = f"--{item.name}", str(value)
-    if item.default is MISSING:
+    if _is_positional(item):
         return [text]
     if isinstance(value, bool):
         return [name if value else f"--no-{item.name}"]
@@ -133,8 +134,9 @@ def _words(item: dataclasses.Field, value: Any) -> list[str]:
     return [f"{name}={text}"] if text.startswith("-") else [name, text]
 
 
-def help_text(cls: type) -> str:
-    return _parser(cls).format_help()
+def help_text(cls: type, name: str = "") -> str:
+    """What --help prints; `name` is that of the command, where a program has several."""
+    return _parser(cls, name).format_help()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -143,9 +145,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 @functools.cache
-def _parser(cls: type) -> argparse.ArgumentParser:
+def _parser(cls: type, name: str = "") -> argparse.ArgumentParser:
     parser = _Parser(
-        usage="python %(prog)s [flags]",
+        usage=f"python %(prog)s {name} [flags]".replace("  ", " "),
         description=cls.__doc__,
         add_help=False,  # a --help inside a row's repro must not end the reader: see `run`
         allow_abbrev=False,
@@ -156,8 +158,12 @@ def _parser(cls: type) -> argparse.ArgumentParser:
     )
     for item in dataclasses.fields(cls):  # type: ignore[arg-type]
         names = [f"--{name}" for name in (item.name, *item.metadata["flag"].aliases)]
-        parser.add_argument(*([item.name] if item.default is MISSING else names), **_argument(item))
+        parser.add_argument(*([item.name] if _is_positional(item) else names), **_argument(item))
     return parser
+
+
+def _is_positional(item: dataclasses.Field) -> bool:
+    return item.default is MISSING or item.metadata["flag"].positional
 
 
 def _argument(item: dataclasses.Field) -> dict[str, Any]:
@@ -170,8 +176,10 @@ def _argument(item: dataclasses.Field) -> dict[str, Any]:
     if plain_type(item.type) is bool:
         return {"action": argparse.BooleanOptionalAction, "help": text}
     keywords = {"type": functools.partial(_value, item), "help": text}
-    if item.default is not MISSING:
+    if not _is_positional(item):
         keywords["metavar"] = METAVARS[plain_type(item.type)]
+    elif item.default is not MISSING:
+        keywords["nargs"] = "?"
     if spec.bare is not None:
         keywords |= {"nargs": "?", "const": spec.bare}
     return keywords
@@ -181,7 +189,7 @@ def _value(item: dataclasses.Field, text: str) -> Any:
     """A flag's value from its text, checked against its type, choices and range."""
     spec: Flag = item.metadata["flag"]
     kind = plain_type(item.type)
-    where = f"{'--' * (item.default is not MISSING)}{item.name} {printable(text)}"
+    where = f"{'--' * (not _is_positional(item))}{item.name} {printable(text)}"
     try:
         value = kind(text)
     except ValueError:

@@ -1,9 +1,9 @@
 """Rows of `benchmark_results.txt`: what was measured, on what, and the command that repeats it.
 
-    python results.py validate FILE      check every row
+    python results.py --help      compare rows, make tables and plots of them, check them
 
 A row is one line, `name=value unit, ..., repro: command`. `Row` is the only list of its columns:
-writer, reader and JSON loop over its fields. Imports no torch.
+writer, reader, JSON and all of `reporting` loop over its fields. Imports no torch.
 """
 
 import hashlib
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from command import run
-from config import CONTROLS, UserError, flag, plain_type, printable
+from command import run_one_of
+from config import CONTROLS, UserError, plain_type, printable
 from durable import ORIGIN, TORN, append_line
 from programs import config_of
 
@@ -132,6 +132,10 @@ class Row:
     model_sha: str | None = column(None, key=True)
     prompt_sha: str | None = column(None, key=True)
     num_samples: int | None = column(None)
+    section: str | None = column(None)  # of benchmarks.sh; this and the next three: by the sweep
+    run: str | None = column(None)  # of the sweep, or of a pairing of two commands
+    round: int | None = column(None)  # how often all cases, or both arms, ran; from 1
+    arm: str | None = column(None)  # A or B of a pairing
     flags: tuple[str, ...] = column(())  # names in FLAG_WORDS
     ttft_samples_s: tuple[float, ...] = column((), unit="s", format=".6f")
     decode_samples_s: tuple[float, ...] = column((), unit="s", format=".6f")
@@ -292,22 +296,7 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-@dataclass(frozen=True, kw_only=True)
-class ResultsConfig:
-    """Work on a file of result rows."""
-
-    command: str = flag(MISSING, choices=("validate",), help="validate: check every row")
-    file: Path = flag(MISSING, help="the results file")
-    debug: bool = flag(False, help="show the traceback of an error")
-
-
-def main(config: ResultsConfig) -> int:
-    """Print each bad line, or the number of rows."""
-    entries = list(scan(config.file))
-    errors = [entry for entry in entries if isinstance(entry, RowError)]
-    print("\n".join(map(str, errors)) or f"{len(entries)} rows")
-    return 2 if errors else 0
-
-
 if __name__ == "__main__":
-    sys.exit(run(main, ResultsConfig))
+    from reporting.commands import COMMANDS
+
+    sys.exit(run_one_of(COMMANDS))

@@ -19,7 +19,11 @@ from summary import FLAG_WORDS  # noqa: E402
 
 README = ROOT / "README.md"
 CODE = [*sorted(ROOT.glob("*.py")), *sorted(ROOT.glob("kernels/*.py")), ROOT / "kernels" / "csrc"]
-CODE += [*sorted(ROOT.glob("scripts/*.py")), ROOT / "scripts" / "peers"]
+CODE += [
+    *sorted(ROOT.glob("reporting/*.py")),
+    *sorted(ROOT.glob("scripts/*.py")),
+    ROOT / "scripts" / "peers",
+]
 OTHERS = {
     "kernels/csrc": "The C++ kernels of the CPU: decode attention, and products of few rows.",
     "scripts/gpu_check.sh": "The shell command of `gpu_check.py`.",

@@ -11,7 +11,7 @@ import pytest
 from test_config import Command
 
 import command
-from command import Terminated, run
+from command import Terminated, run, run_one_of
 from config import UserError
 
 ROOT = Path(command.__file__).parent
@@ -38,6 +38,25 @@ def test_an_error_is_one_line_and_one_document(error, code, status, message, cap
     captured = capsys.readouterr()
     assert json.loads(captured.out) == {"status": status, "error": message}
     assert captured.err == f"{status}: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "out", "err"),
+    [
+        (["b", "abc"], 3, "", ""),
+        ([], 2, "", "error: no command given; known: a, b\n"),
+        (["c\x1b"], 2, "", "error: c\\x1b: no such command; known: a, b\n"),
+        (["--help"], 0, "Commands; each has a --help of its own:\n  a ", ""),
+        (["b", "--help"], 0, "usage: python ", ""),
+    ],
+)
+def test_the_first_argument_names_one_of_several_commands(argv, code, out, err, capsys):
+    commands = {"a": (lambda _: 1, Command), "b": (lambda config: len(str(config.file)), Command)}
+    assert run_one_of(commands, argv) == code
+    captured = capsys.readouterr()
+    assert captured.out.startswith(out)
+    assert captured.err == err
+    assert ("usage" not in out) or " b [flags]" in captured.out
 
 
 def test_a_wrong_flag_gives_a_document_too(capsys):

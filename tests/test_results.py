@@ -13,8 +13,9 @@ import pytest
 from test_durable import ORIGIN_ROW
 
 import results
-from command import run
+from command import run_one_of
 from config import GenerateConfig, repro_command
+from reporting.commands import COMMANDS
 from results import COLUMNS, KINDS, Row, append, format_row, parse_row, read_rows
 
 ROOT = Path(results.__file__).parent
@@ -55,7 +56,8 @@ CORE = (
     "prefill_tok_s peak_mem_gb kv_cache_gb device_name bandwidth_gb_s mbu_pct "
     "model_size_gb weight_format dtype batch_size prompt_len new_tokens cache_len prefill_chunk "
     "depth_fill ignore_eos compile attention expected_gb unexplained_gb compile_s torch threads "
-    "commit model_sha prompt_sha num_samples flags ttft_samples_s decode_samples_s key repro"
+    "commit model_sha prompt_sha num_samples section run round arm flags ttft_samples_s "
+    "decode_samples_s key repro"
 )
 COMPARED = "decode_tok_s decode_ci_pct ttft_s prefill_tok_s peak_mem_gb kv_cache_gb"
 NASTY = ["", " ", "a", "%", "%2C", ",", ", ", ";", "=", ", repro: ", "\n", "\r", "\t", "\0",
@@ -199,7 +201,7 @@ def test_a_bad_line_is_named_and_left_out(old, new, message, tmp_path, caplog, c
     (warning,) = caplog.messages
     assert warning.startswith(f"{path}:3: ")
     assert message in warning
-    assert run(results.main, results.ResultsConfig, ["validate", str(path)]) == 2
+    assert run_one_of(COMMANDS, ["validate", str(path)]) == 2
     assert capsys.readouterr() == (f"{warning}\n", "")
 
 
@@ -216,7 +218,7 @@ def test_headings_torn_and_origin_lines_are_passed_over(tmp_path, caplog, capsys
     path.write_bytes(b"\n".join(lines))
     assert read_rows(path) == [ROW]
     assert caplog.messages == []
-    assert run(results.main, results.ResultsConfig, ["validate", str(path)]) == 0
+    assert run_one_of(COMMANDS, ["validate", str(path)]) == 0
     assert capsys.readouterr() == ("1 rows\n", "")
 
 
@@ -229,7 +231,7 @@ def test_an_unfinished_last_line_is_no_row(tmp_path, caplog):
 
 def test_a_missing_results_file_is_named(tmp_path, capsys):
     path = tmp_path / "none.txt"
-    assert run(results.main, results.ResultsConfig, ["validate", str(path)]) == 2
+    assert run_one_of(COMMANDS, ["validate", str(path)]) == 2
     assert capsys.readouterr().err == f"error: {path}: No such file or directory\n"
 
 
@@ -245,8 +247,8 @@ def test_a_line_torn_anywhere_costs_only_itself(length, tmp_path, caplog):
 def test_the_command_runs_and_imports_no_torch(tmp_path):
     append(tmp_path / "rows.txt", ROW)
     program = (
-        "import sys, results\n"
-        "code = results.run(results.main, results.ResultsConfig)\n"
+        "import sys, command, reporting.commands\n"
+        "code = command.run_one_of(reporting.commands.COMMANDS)\n"
         "sys.exit(code or 'torch' in sys.modules)"
     )
     command = [sys.executable, "-c", program, "validate", str(tmp_path / "rows.txt")]

@@ -1,0 +1,27 @@
+"""The commands of `results.py`: what each is called, its flags, and the function behind it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from command import Command
+from config import MISSING, flag
+from results import RowError, scan
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidateConfig:
+    """Check every row of a file."""
+
+    file: Path = flag(MISSING, help="the results file")
+    debug: bool = flag(False, help="show the traceback of an error")
+
+
+def validate(config: ValidateConfig) -> int:
+    """Print each bad line, or the number of rows; 2 where there is a bad one."""
+    entries = list(scan(config.file))
+    errors = [entry for entry in entries if isinstance(entry, RowError)]
+    print("\n".join(map(str, errors)) or f"{len(entries)} rows")
+    return 2 if errors else 0
+
+
+COMMANDS: dict[str, Command] = {"validate": (validate, ValidateConfig)}
