@@ -106,6 +106,7 @@ class Row:
     decode_ci_pct: float | None = column(None, unit="%", format=".2f", better="lower")
     ttft_s: float | None = column(None, unit="s", format=".6f", better="lower")
     prefill_tok_s: float | None = column(None, unit="tok/s", format=".2f", better="higher")
+    overall_tok_s: float | None = column(None, unit="tok/s", format=".2f", better="higher")
     peak_mem_gb: float | None = column(None, unit="GB", format=".4f", better="lower")
     kv_cache_gb: float | None = column(None, unit="GB", format=".4f", better="lower")
     device_name: str | None = column(None, system=True)
@@ -151,7 +152,7 @@ class Row:
         object.__setattr__(self, "key", _key(self))
 
 
-COLUMNS = {item.name: item for item in fields(Row)}
+COLUMNS: dict[str, Field] = {item.name: item for item in fields(Row)}
 KINDS = {name: plain_type(item.type) for name, item in COLUMNS.items()}
 
 

@@ -5,7 +5,17 @@ from collections.abc import Sequence
 from statistics import correlation, fmean, linear_regression, median, quantiles, stdev
 from typing import NamedTuple
 
-__all__ = ["LinearFit", "confidence_pct", "linear_fit", "median", "spread_pct", "t_quantile"]
+__all__ = [
+    "Interval",
+    "LinearFit",
+    "confidence_pct",
+    "linear_fit",
+    "mean_interval",
+    "median",
+    "spread_pct",
+    "t_quantile",
+    "welch_interval",
+]
 
 
 class LinearFit(NamedTuple):
@@ -32,13 +42,43 @@ def spread_pct(samples: Sequence[float]) -> float:
     return 100 * (third - first) / middle
 
 
+class Interval(NamedTuple):
+    """A mean, or a difference of means, and where it lies with a given probability."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def mean_interval(samples: Sequence[float], probability: float) -> Interval:
+    """Student's interval of the mean of two samples or more."""
+    n = len(samples)
+    error = stdev(samples) / math.sqrt(n)
+    return _interval(fmean(samples), error, n - 1, probability)
+
+
+def welch_interval(a: Sequence[float], b: Sequence[float], probability: float) -> Interval:
+    """Of mean(b) - mean(a), where both, of two samples or more, may vary differently.
+
+    Source: B. L. Welch, Biometrika 34 (1947), for the degrees of freedom.
+    """
+    shares = [stdev(side) ** 2 / len(side) for side in (a, b)]
+    dofs = sum(share**2 / (len(side) - 1) for share, side in zip(shares, (a, b), strict=True))
+    dof = sum(shares) ** 2 / dofs if dofs else len(a) + len(b) - 2
+    return _interval(fmean(b) - fmean(a), math.sqrt(sum(shares)), dof, probability)
+
+
+def _interval(mean: float, error: float, dof: float, probability: float) -> Interval:
+    half_width = t_quantile((1 + probability) / 2, dof) * error
+    return Interval(mean, mean - half_width, mean + half_width)
+
+
 def confidence_pct(samples: Sequence[float]) -> float | None:
     """Half width of the 95 % interval of the mean, in percent of it; None for fewer than 2."""
-    n = len(samples)
-    if n < 2:
+    if len(samples) < 2:
         return None
-    half_width = t_quantile(0.975, n - 1) * stdev(samples) / math.sqrt(n)
-    return 100 * half_width / fmean(samples)
+    mean, low, _ = mean_interval(samples, 0.95)
+    return 100 * (mean - low) / mean
 
 
 def t_quantile(p: float, dof: float) -> float:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from command import Command
 from config import MISSING, flag
+from reporting.compare import CompareConfig, compare
+from reporting.origin import scan_origin
 from results import RowError, scan
 
 
@@ -18,10 +20,14 @@ class ValidateConfig:
 
 def validate(config: ValidateConfig) -> int:
     """Print each bad line, or the number of rows; 2 where there is a bad one."""
-    entries = list(scan(config.file))
-    errors = [entry for entry in entries if isinstance(entry, RowError)]
-    print("\n".join(map(str, errors)) or f"{len(entries)} rows")
+    entries, published = list(scan(config.file)), list(scan_origin(config.file))
+    errors = [entry for entry in (*entries, *published) if isinstance(entry, RowError)]
+    count = f"{len(entries)} rows" + f", {len(published)} of torchao" * bool(published)
+    print("\n".join(map(str, errors)) or count)
     return 2 if errors else 0
 
 
-COMMANDS: dict[str, Command] = {"validate": (validate, ValidateConfig)}
+COMMANDS: dict[str, Command] = {
+    "compare": (compare, CompareConfig),
+    "validate": (validate, ValidateConfig),
+}

@@ -53,7 +53,7 @@ CORE = (
     "needle_change_se needle_change_floor needle_lost needle_nll needle_nll_ref needle_nll_none "
     "needle_nll_none_ref needle_place_pct needle_trials windows floor_windows scored score_width "
     "kv_bytes_per_token depth decode_tok_s decode_ci_pct ttft_s "
-    "prefill_tok_s peak_mem_gb kv_cache_gb device_name bandwidth_gb_s mbu_pct "
+    "prefill_tok_s overall_tok_s peak_mem_gb kv_cache_gb device_name bandwidth_gb_s mbu_pct "
     "model_size_gb weight_format dtype batch_size prompt_len new_tokens cache_len prefill_chunk "
     "depth_fill ignore_eos compile attention expected_gb unexplained_gb compile_s torch threads "
     "commit model_sha prompt_sha num_samples section run round arm flags ttft_samples_s "
@@ -219,7 +219,7 @@ def test_headings_torn_and_origin_lines_are_passed_over(tmp_path, caplog, capsys
     assert read_rows(path) == [ROW]
     assert caplog.messages == []
     assert run_one_of(COMMANDS, ["validate", str(path)]) == 0
-    assert capsys.readouterr() == ("1 rows\n", "")
+    assert capsys.readouterr() == ("1 rows, 2 of torchao\n", "")
 
 
 def test_an_unfinished_last_line_is_no_row(tmp_path, caplog):

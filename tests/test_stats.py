@@ -4,7 +4,15 @@ import math
 
 import pytest
 
-from stats import confidence_pct, linear_fit, median, spread_pct, t_quantile
+from stats import (
+    confidence_pct,
+    linear_fit,
+    mean_interval,
+    median,
+    spread_pct,
+    t_quantile,
+    welch_interval,
+)
 
 # NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2, three decimals; four where known.
 TABLE = [
@@ -66,3 +74,19 @@ def test_a_line_through_known_points():
 def test_a_line_that_is_not_determined_is_refused(x, y):
     with pytest.raises(ValueError, match=r"at least two|constant"):
         linear_fit(x, y)
+
+
+def test_the_interval_of_a_mean():
+    # mean 2, sd 1, n 3: 2 +- 4.303 / sqrt(3)
+    assert mean_interval([1, 2, 3], 0.95) == pytest.approx((2, 2 - 2.4843, 2 + 2.4843), abs=1e-3)
+
+
+def test_welchs_interval_of_a_difference():
+    # variances of the means 1/3 and 5/3; dof 2^2 / ((1/3)^2 / 2 + (5/3)^2 / 3) = 4.0755
+    a, b = [1, 2, 3], [2, 4, 6, 8]
+    half_width = t_quantile(0.975, 4.0755) * math.sqrt(2)
+    assert welch_interval(a, b, 0.95) == pytest.approx((3, 3 - half_width, 3 + half_width), 1e-4)
+    # equal variances and sizes: the pooled test's 2 n - 2 degrees
+    pooled = t_quantile(0.995, 4) * math.sqrt(2 / 3)
+    assert welch_interval([1, 2, 3], [2, 3, 4], 0.99) == pytest.approx((1, 1 - pooled, 1 + pooled))
+    assert welch_interval([1, 1], [2, 2], 0.99) == (1, 1, 1)
