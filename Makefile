@@ -9,8 +9,9 @@ PROMPT = The most important invention of the nineteenth century was
 run: $(VENV)/run.stamp
 	$(BIN)/python generate.py --kv_cache_quantization --prompt "$(PROMPT)" --max_new_tokens 100
 
+# Waiting threads sleep: a test in each process has as many threads as there are cores.
 test: lint
-	$(BIN)/python -m pytest
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff format --check .

@@ -73,6 +73,9 @@ class Call:
     def __reduce__(self) -> tuple[object, ...]:
         return self.reduced
 
+    def __repr__(self) -> str:  # the name of a test, the same in all processes
+        return f"Call({self.reduced})"
+
 
 @pytest.mark.parametrize(
     ("table", "cause"),
