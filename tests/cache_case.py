@@ -10,7 +10,7 @@ from kernels import native, ops
 from kv_cache import KVCache
 from kv_formats import FORMATS
 
-INSTRUCTION_SETS = native.instruction_sets() if native.load() else []
+INSTRUCTION_SETS = native.load_all()
 
 reads_fours_here = pytest.mark.skipif(
     not (INSTRUCTION_SETS and native.reads_fours()), reason="the best kernels here read no fours"

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "types.h"
+#include "tensors.h"
 
 namespace {
 

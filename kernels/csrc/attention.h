@@ -8,9 +8,8 @@
 
 #pragma once
 
-#include <numeric>
-
 #include "instruction_sets.h"
+#include "tensors.h"
 
 namespace {
 
@@ -160,8 +159,12 @@ Work make_work(const at::Tensor& q, const float* q_rows, at::TensorList k, at::T
   return Work(std::move(heads), std::move(first_tile), with_own);
 }
 
+Attend* choose_attend(const at::Tensor& k, const at::Tensor& v) {
+  return current->choose_attend(k.scalar_type(), v.scalar_type(), is_tiled(k) || is_tiled(v));
+}
+
 void run(Work& work, at::TensorList k, at::TensorList v) {
-  Attend* attend = current->choose_attend(k[0], v[0]);
+  Attend* attend = choose_attend(k[0], v[0]);
   at::parallel_for(0, work.num_parts, 1, [&](int64_t begin, int64_t end) {
     for (int64_t part = begin; part < end; ++part) run_part(work, attend, part);
   });

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "instruction_sets.h"
+#include "tensors.h"
 
 namespace {
 

@@ -2,12 +2,11 @@
 
 #pragma once
 
-#include <ATen/ATen.h>
-#include <ATen/Parallel.h>
+#include <c10/core/ScalarType.h>
 #include <c10/util/BFloat16.h>
+#include <c10/util/Exception.h>
 #include <c10/util/Half.h>
 #include <c10/util/bit_cast.h>
-#include <omp.h>
 
 #include <algorithm>
 #include <cmath>
@@ -58,6 +57,11 @@ inline float rounded_to<BFloat16>(float x) {
   return c10::bit_cast<float>((x == x ? nearest : 0x7fc00000) & 0xffff0000);
 }
 
+// Once, not in each of the many kernels that take scratch.
+[[noreturn]] __attribute__((noinline, cold)) inline void refuse_scratch() {
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "no memory for kernel scratch");
+}
+
 // Scratch, aligned to 64 bytes. Not a tensor: a kernel needs a dozen, at a microsecond each. Nor
 // from aligned_alloc, which keeps no freed memory at hand as malloc does.
 template <class T>
@@ -69,7 +73,7 @@ struct Scratch {
   T* data;
 
   explicit Scratch(int64_t count) : memory(std::malloc(count * sizeof(T) + 64)) {
-    TORCH_CHECK_WITH(OutOfMemoryError, memory, "no memory for kernel scratch");
+    if (!memory) refuse_scratch();
     data = reinterpret_cast<T*>(padded(reinterpret_cast<intptr_t>(memory.get()), 64));
   }
 };
@@ -85,30 +89,11 @@ auto by_type(at::ScalarType type, Body body) {
   }
 }
 
-// Rows of x [..., width] times factor, as fp32 [rows, padded(width)], zero past width.
-inline Scratch<float> padded_rows(const at::Tensor& x, float factor) {
-  const auto rows = x.contiguous();
-  const int64_t width = rows.size(-1), stride = padded(width), num_rows = rows.numel() / width;
-  Scratch<float> all(num_rows * stride);
-  by_type(rows.scalar_type(), [&](auto type) {
-    const auto* from = rows.const_data_ptr<decltype(type)>();
-    for (int64_t r = 0; r < num_rows; ++r, from += width) {
-      float* to = all.data + r * stride;
-      for (int64_t i = 0; i < width; ++i) to[i] = widen(from[i]) * factor;
-      std::fill(to + width, to + stride, 0.0f);
-    }
-  });
-  return all;
-}
-
 // K or V of one sequence and KV head: payload of S slots, scale [S] or none.
 struct Side {
   const void* payload;
   const BFloat16* scale;
 };
-
-// A payload is [B, Hkv, S, D], or tiled for the integer dot products; see kernels/slots.py.
-inline bool is_tiled(const at::Tensor& payload) { return payload.dim() != 4; }
 
 // One KV head of one sequence with its query rows, row = g * T + t, scaled by sm_scale * log2(e).
 struct Head {
