@@ -11,7 +11,7 @@ run: $(VENV)/run.stamp
 
 # Waiting threads sleep: a test in each process has as many threads as there are cores.
 test: lint
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff format --check .

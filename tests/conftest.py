@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 from attention_case import use_reference, use_tiles
-from cache_case import INSTRUCTION_SETS
+from cache_case import INSTRUCTION_SETS  # builds the kernels, before xdist starts its processes
 
 from model import Transformer
 from model_config import ModelConfig
