@@ -92,8 +92,7 @@ def load_model(
     formats = checkpoint.kept if formats is None else formats
     with torch.device("meta"):
         model = Transformer(checkpoint.config)
-    # fp64, which Metal does not have.
-    model.rope_freqs = model.rope_freqs.to(device, torch.float32 if device.type == "mps" else None)
+    model.rope_freqs = model.rope_freqs.to(device)
     sizes = stored_bytes(checkpoint.config, formats, dtype, device)
     total = sum(sizes.values())
     empty = empty_in_huge_pages(total, MOST_PARTS * len(sizes), device)

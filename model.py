@@ -209,12 +209,11 @@ class Transformer(nn.Module):
         )
 
     def _rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cos and sin of the angles at positions [B, T]: [B, T, D / 2] fp32, rounded once."""
-        dtype = torch.promote_types(self.rope_freqs.dtype, torch.float32)
-        angles = positions[..., None].to(dtype) * self.rope_freqs
+        """Cos and sin [B, T, D / 2] of the angles, all fp32, at positions [B, T]."""
+        angles = positions[..., None].float() * self.rope_freqs
         scaling = self.config.rope_scaling
         scale = scaling.attention_factor if scaling else 1.0
-        return (angles.cos() * scale).float(), (angles.sin() * scale).float()
+        return angles.cos() * scale, angles.sin() * scale
 
     def logits(self, x: Tensor) -> Tensor:
         """Final norm and head: x [..., C] -> [..., V] fp32. Pass only the rows you need."""

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+MOST_TURNS = 1e30
+"""A bound of a blend that fp32, in which the frequencies are computed, holds with room to spare."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
@@ -35,10 +38,12 @@ class RopeScaling:
             "yarn": ("beta_slow", "beta_fast"),
         }
         if self.kind in ranges:
-            low, high = (getattr(self, name) for name in ranges[self.kind])
+            low_name, high_name = ranges[self.kind]
+            low, high = getattr(self, low_name), getattr(self, high_name)
             if not low < high:
-                low_name, high_name = ranges[self.kind]
                 raise ValueError(f"{high_name} {high} is not above {low_name} {low}")
+            if high > MOST_TURNS:
+                raise ValueError(f"{high_name} {high}: numbers up to {MOST_TURNS} are supported")
 
 
 @dataclass(frozen=True, kw_only=True)

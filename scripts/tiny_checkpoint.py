@@ -206,7 +206,7 @@ def write_gguf(
             adders[type(value)](key, value)
     if config.rope_scaling and config.rope_scaling.kind != "linear":
         plain = rope_frequencies(replace(config, rope_scaling=None))
-        writer.add_tensor("rope_freqs.weight", (plain / rope_frequencies(config)).float().numpy())
+        writer.add_tensor("rope_freqs.weight", (plain / rope_frequencies(config)).numpy())
     for names in tensor_names(config):
         weight = weights[names.hf]
         if name == "llama":

@@ -22,24 +22,30 @@ def linear(x: Tensor, weights: Mapping[str, Tensor], name: str) -> Tensor:
     return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0)
 
 
-# Rope: one frequency at a time, each kind as its paper or first code has it
+# Rope: one frequency at a time, each kind as its paper or first code has it, every step in fp32 as
+# there. A period is 1 / frequency: positions per radian, a tensor without dimensions.
+
+Scaled = Callable[[Tensor, int, RopeScaling, ModelConfig], Tensor]
 
 
-def linear_frequency(freq: float, _: int, scaling: RopeScaling, config: ModelConfig) -> float:
-    return freq / scaling.factor
+def linear_frequency(period: Tensor, _: int, scaling: RopeScaling, config: ModelConfig) -> Tensor:
+    return 1 / period / scaling.factor
 
 
-def listed_frequency(freq: float, pair: int, scaling: RopeScaling, config: ModelConfig) -> float:
-    return freq / scaling.freq_factors[pair]
+def listed_frequency(
+    period: Tensor, pair: int, scaling: RopeScaling, config: ModelConfig
+) -> Tensor:
+    return 1 / period / scaling.freq_factors[pair]
 
 
-def llama3_frequency(freq: float, _: int, scaling: RopeScaling, config: ModelConfig) -> float:
+def llama3_frequency(period: Tensor, _: int, scaling: RopeScaling, config: ModelConfig) -> Tensor:
     """The branches of Llama 3.1's apply_scaling."""
     low, high, original = (
         scaling.low_freq_factor,
         scaling.high_freq_factor,
         scaling.original_max_seq_len,
     )
+    freq = 1 / period
     wavelength = 2 * math.pi / freq
     if wavelength < original / high:
         return freq
@@ -49,7 +55,7 @@ def llama3_frequency(freq: float, _: int, scaling: RopeScaling, config: ModelCon
     return (1 - smooth) * freq / scaling.factor + smooth * freq
 
 
-def yarn_frequency(freq: float, pair: int, scaling: RopeScaling, config: ModelConfig) -> float:
+def yarn_frequency(period: Tensor, pair: int, scaling: RopeScaling, config: ModelConfig) -> Tensor:
     """NTK-by-parts of YaRN's authors: a ramp over the channels between two numbers of turns."""
 
     def channel_of(turns: float) -> float:
@@ -64,11 +70,11 @@ def yarn_frequency(freq: float, pair: int, scaling: RopeScaling, config: ModelCo
     start, end = max(start, 0), min(end, config.head_dim - 1)
     if start == end:
         end += 0.001
-    ramp = min(max((pair - start) / (end - start), 0.0), 1.0)
-    return freq / scaling.factor * ramp + freq * (1 - ramp)
+    kept = 1 - ((torch.tensor(float(pair)) - start) / (end - start)).clamp(0, 1)
+    return 1 / (scaling.factor * period) * (1 - kept) + 1 / period * kept
 
 
-FREQUENCIES: dict[str, Callable[[float, int, RopeScaling, ModelConfig], float]] = {
+FREQUENCIES: dict[str, Scaled] = {
     "linear": linear_frequency,
     "factors": listed_frequency,
     "llama3": llama3_frequency,
@@ -76,21 +82,24 @@ FREQUENCIES: dict[str, Callable[[float, int, RopeScaling, ModelConfig], float]] 
 }
 
 
-def frequencies(config: ModelConfig) -> list[float]:
+def frequencies(config: ModelConfig) -> Tensor:
     """Of the D / 2 pairs of a head."""
-    dim, scaling = config.head_dim, config.rope_scaling
-    plain = [config.rope_theta ** (-2 * pair / dim) for pair in range(dim // 2)]
+    exponents = torch.arange(0, config.head_dim, 2).float() / config.head_dim
+    periods = config.rope_theta**exponents
+    scaling = config.rope_scaling
     if scaling is None:
-        return plain
+        return 1 / periods
     scaled = FREQUENCIES[scaling.kind]
-    return [scaled(freq, pair, scaling, config) for pair, freq in enumerate(plain)]
+    return torch.stack(
+        [scaled(period, pair, scaling, config) for pair, period in enumerate(periods)]
+    )
 
 
 def rotate(x: Tensor, config: ModelConfig) -> Tensor:
-    """Half-split rope by complex numbers: x [H, N, D]."""
+    """Half-split rope by complex numbers, of angles in fp32: x [H, N, D]."""
     half = x.shape[-1] // 2
-    freqs = torch.tensor(frequencies(config), dtype=x.dtype)
-    turn = torch.exp(1j * torch.outer(torch.arange(x.shape[1], dtype=x.dtype), freqs))
+    angles = torch.outer(torch.arange(x.shape[1]).float(), frequencies(config))
+    turn = torch.exp(1j * angles.to(x.dtype))
     if config.rope_scaling:
         turn = turn * config.rope_scaling.attention_factor
     turned = torch.complex(x[..., :half].contiguous(), x[..., half:].contiguous()) * turn

@@ -114,7 +114,7 @@ def test_interleaved_rope_on_meta_rows_scores_as_half_split_rope_on_ours() -> No
     generator = torch.Generator().manual_seed(0)
     q_rows, k_rows = torch.randn(2, num_heads * head_dim, 20, generator=generator)
     x = torch.randn(1, 50, 20, generator=generator)
-    freqs = rope_frequencies(dataclasses.replace(TINY, head_dim=head_dim)).float()
+    freqs = rope_frequencies(dataclasses.replace(TINY, head_dim=head_dim))
     angles = positions[:, None] * freqs
 
     def heads(rows: Tensor) -> Tensor:
