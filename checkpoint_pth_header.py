@@ -212,18 +212,18 @@ class Machine:
     def tensor(
         self, storage: Any, start: Any, shape: Any, strides: Any, *_: object
     ) -> StoredTensor:
-        """What torch._utils._rebuild_tensor_v2 makes, if the storage has room for it."""
+        """What torch._utils._rebuild_tensor_v2 makes, if the storage is there and has room for it."""
         if not isinstance(storage, Storage) or not len(shape) == len(strides) <= MAX_DIMS:
             raise TypeError("no tensor")
         record, width = self.records[storage.key], storage.dtype.itemsize
-        if storage.num_elements * width > record.num_bytes:
-            needed = storage.num_elements * width
+        needed = storage.num_elements * width
+        if record.num_bytes != needed:
             raise DamagedFile(f"record {storage.key} has {record.num_bytes} bytes of {needed}")
         shape, strides = tuple(map(whole, shape)), tuple(map(whole, strides))
         offset = record.offset + whole(start) * width
         tensor = StoredTensor(self.file, storage.dtype, shape, offset, strides)
         end = whole(start) * width + tensor.span_bytes
-        if tensor.num_bytes > tensor.span_bytes or end > storage.num_elements * width:
+        if tensor.num_bytes > tensor.span_bytes or end > needed:
             raise DamagedFile(f"a tensor of shape {shape} is no dense part of its storage")
         return tensor
 

@@ -181,7 +181,7 @@ def random_ids(seed: int, vocab_size: int) -> Tensor:
 
 @pytest.mark.network
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [2, 9, 11])
 def test_logits_of_the_default_model_are_those_of_transformers(
     seed: int, default_folder: Path, tmp_path: Path
 ) -> None:

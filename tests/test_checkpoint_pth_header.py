@@ -110,10 +110,13 @@ def test_the_forms_before_zip_files_are_refused(tmp_path: Path) -> None:
     assert "starts with b'<html>40'" in refused(file)
 
 
-def test_a_record_shorter_than_its_tensor_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("change", "size"), [(lambda d: d[:-4], 396), (lambda d: d * 2, 800)])
+def test_a_record_shorter_or_longer_than_its_storage_is_refused(
+    change: Callable[[bytes], bytes], size: int, tmp_path: Path
+) -> None:
     file = saved(tmp_path, {"a": torch.ones(100), "b": torch.ones(100)})
-    rewritten(file, lambda name, data: data[:-4] if name.endswith("data/0") else data)
-    assert refused(file) == "record 0 has 396 bytes of 400"
+    rewritten(file, lambda name, data: change(data) if name.endswith("data/0") else data)
+    assert refused(file) == f"record 0 has {size} bytes of 400"
 
 
 def test_a_missing_record_is_refused(tmp_path: Path) -> None:
