@@ -212,7 +212,7 @@ class Machine:
     def tensor(
         self, storage: Any, start: Any, shape: Any, strides: Any, *_: object
     ) -> StoredTensor:
-        """What torch._utils._rebuild_tensor_v2 makes, if the storage is there and has room for it."""
+        """What torch._utils._rebuild_tensor_v2 makes, if the storage is whole and has room."""
         if not isinstance(storage, Storage) or not len(shape) == len(strides) <= MAX_DIMS:
             raise TypeError("no tensor")
         record, width = self.records[storage.key], storage.dtype.itemsize

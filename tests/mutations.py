@@ -20,16 +20,18 @@ from random import Random
 from typing import Any
 
 import gguf
-import safetensors.torch
+import safetensors
 import torch
 from checkpoint_kinds import tiny
 from damage import damage_bytes, damage_json, damage_quantized, damage_safetensors
+from other_readers import read_bin, read_gguf, read_pth, read_quantized, read_safetensors
 from torch import Tensor
 
 from checkpoint import Checkpoint, open_checkpoint
 from checkpoint_quantized import KEY
 from config import UserError, describe
-from model_config import ModelConfig
+from model_config import ModelConfig, RopeScaling
+from rope import rope_frequencies
 from scripts.tiny_checkpoint import (
     TINY,
     gguf_settings,
@@ -45,52 +47,6 @@ BLOCKS = replace(SMALL, hidden_size=32, intermediate_size=32, num_heads=8, num_k
 LIMIT_S = 5.0
 SPARE_BYTES = 64 << 20  # beside twice the file
 
-# What others read out of the same files
-
-
-def read_gguf(folder: Path) -> dict[str, Tensor]:
-    tensors = {}
-    for file in sorted(folder.rglob("*.gguf")):
-        for tensor in gguf.GGUFReader(file).tensors:
-            values = gguf.dequantize(tensor.data, tensor.tensor_type)
-            tensors[tensor.name] = torch.from_numpy(values.copy())
-    return tensors
-
-
-def read_pth(folder: Path) -> dict[str, Tensor]:
-    return torch.load(folder / "consolidated.00.pth", weights_only=True)
-
-
-def read_bin(folder: Path) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for file in sorted(folder.glob("*.bin")):
-        tensors |= torch.load(file, weights_only=True)
-    return tensors
-
-
-def read_safetensors(folder: Path) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        tensors |= safetensors.torch.load(file.read_bytes())
-    return tensors
-
-
-def read_quantized(folder: Path) -> dict[str, Tensor]:
-    """Under our own names, with nibbles taken out of their words one channel after the other."""
-    stored = read_safetensors(folder)
-    names = [name.removesuffix(".codes") for name in stored if name.endswith(".codes")]
-    dense = {name: w for name, w in stored.items() if not name.startswith(tuple(names))}
-    for name in names:
-        codes, scales = stored[f"{name}.codes"], stored[f"{name}.scales"]
-        if codes.dtype == torch.uint8:
-            nibbles = [word >> shift & 15 for word in codes.split(4, dim=1) for shift in (0, 4)]
-            codes = torch.cat(nibbles, dim=1)
-        group = codes.shape[1] // scales.shape[1]
-        dense[name] = codes.float() * scales.float().repeat_interleave(group, 1)
-        if (mins := stored.get(f"{name}.mins")) is not None:
-            dense[name] += mins.float().repeat_interleave(group, 1)
-    return dense
-
 
 def check_json(file: Path, expected: Mapping[str, object]) -> None:
     """What was read of a config is what stands in it, where it stands there."""
@@ -100,8 +56,11 @@ def check_json(file: Path, expected: Mapping[str, object]) -> None:
 def check_values(values: Mapping[str, Any], expected: Mapping[str, object]) -> None:
     not_given = [("vocab_size", -1), ("model_type", values.get("model_type"))]
     for key, value in expected.items():
-        if values.get(key) is not None and (key, values[key]) not in not_given:
-            assert values[key] == value or float(values[key]) == value, key
+        found = values.get(key)
+        if isinstance(value, dict) and isinstance(found, dict):
+            check_values(found, value)
+        elif found is not None and (key, found) not in not_given:
+            assert found == value or float(found) == value, key
 
 
 def check_gguf(file: Path, expected: Mapping[str, object]) -> None:
@@ -143,6 +102,15 @@ KINDS = {
     "gguf": Kind("gguf", "tiny.gguf", damage_bytes, read_gguf),
     "gguf-part": Kind("gguf-parts", "tiny-00001-of-00002.gguf", damage_bytes, read_gguf),
     **{name: Kind("hf", name, damage_json, read_safetensors) for name in HF_FILES},
+    **{
+        f"config.json-{scaling.kind}": Kind(
+            "hf", "config.json", damage_json, read_safetensors, replace(SMALL, rope_scaling=scaling)
+        )
+        for scaling in (
+            RopeScaling(kind="llama3", factor=8.0),
+            RopeScaling(kind="yarn", factor=4.0),
+        )
+    },
     **{
         f"gguf-{name}": Kind(f"gguf-{name}", "tiny.gguf", damage_bytes, read_gguf, BLOCKS, 32)
         for name in ("q8_0", "q4_0", "q4_1")
@@ -248,8 +216,12 @@ class Case:
         return sum(int((found != original).sum()) for found, original in pairs)
 
     def check_config(self, loaded: Checkpoint) -> None:
-        if self.name == "config.json":
-            check_json(self.file, hf_config(loaded.config))
+        assert rope_frequencies(loaded.config).isfinite().all(), "rope"
+        if self.kind.file == "config.json":
+            expected = hf_config(loaded.config)
+            if self.name == "config.json-yarn":  # which extends the length that stands there
+                del expected["max_position_embeddings"]
+            check_json(self.file, expected)
         if self.name == "params.json":
             ours = {"dim": "hidden_size", "n_layers": "num_layers", "n_heads": "num_heads"}
             ours |= {"n_kv_heads": "num_kv_heads"}
