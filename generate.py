@@ -132,10 +132,9 @@ def measure(
     memory.reset()
     runner.fill()
     fill_peak_bytes = memory.peak_bytes()
-    log.info("warming up%s", ", compiling the decode step" if config.compile else "")
-    first_s = runner.warm_up()
+    first_s = runner.warm_up(f"warming up{', compiling the decode step' * config.compile}")
     memory.reset()
-    second_s = runner.warm_up()
+    second_s = runner.warm_up("warming up again")
     return Measured(
         time=datetime.now(UTC),
         busy_cores=busy_cores,
@@ -155,8 +154,14 @@ def take_samples(
     recordings = []
     for index in range(config.num_samples):
         recordings.append(Recording())
+        seed, recording = config.seed + index, recordings[-1]
         try:
-            runner.sample(config.seed + index, recordings[-1], printer.show if printer else None)
+            if printer:
+                runner.sample(seed, recording, printer.show)
+                continue
+            what = f"sample {index + 1} of {config.num_samples}"
+            with runner.progress(what, runner.request.new_tokens) as advance:
+                runner.sample(seed, recording, advance=advance)
         except KeyboardInterrupt:
             log.info("\nsample %d: %s", index + 1, recordings[-1].statistics())
             raise

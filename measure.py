@@ -8,6 +8,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from engine import Engine, Sampling, generate
 from kv_cache import fill_synthetic_
 from machine import synchronize
+from progress import Advance, ignore, progress
 from request import Request
 
 log = logging.getLogger("kv_fast")
@@ -113,16 +115,18 @@ class Runner:
         if self.request.synthetic_depth:
             fill_synthetic_(self.engine.caches, self.request.synthetic_depth)
         elif self.request.depth_ids:
-            self.engine.prefill(self._ids(self.request.depth_ids))
+            with progress("filling the cache", len(self.request.depth_ids), "tok") as advance:
+                self.engine.prefill(self._ids(self.request.depth_ids), advance=advance)
 
     def sample(
         self,
         seed: int,
         recording: Recording,
         show: Callable[[int], None] | None = None,
+        advance: Advance = ignore,
     ) -> None:
         """Fill `recording` with one timed run; its ids depend on the seed alone."""
-        tokens = self._tokens(self.request.new_tokens, seed)
+        tokens = self._tokens(self.request.new_tokens, seed, advance)
         gc.collect()
         gc.disable()
         try:
@@ -131,17 +135,33 @@ class Runner:
         finally:
             gc.enable()
 
-    def warm_up(self) -> float:
-        """One full prefill and a few decode steps, untimed; how long it took."""
+    def warm_up(self, what: str) -> float:
+        """One full prefill and a few decode steps, untimed; how long it took.
+
+        Args:
+            what: it is, for the line about its progress.
+        """
         recording = Recording()
         # A CUDA graph needs three steps: warm-up, record, replay.
-        recording.run(self._tokens(min(self.request.new_tokens, WARMUP_STEPS + 1), seed=0))
+        count = min(self.request.new_tokens, WARMUP_STEPS + 1)
+        with self.progress(what, count) as advance:
+            recording.run(self._tokens(count, seed=0, advance=advance))
         return recording.last_s - recording.start_s
 
-    def _tokens(self, count: int, seed: int) -> Iterator[Tensor]:
-        prompt = self._ids(self.request.prompt_ids)
-        start = self.request.depth
-        return generate(self.engine, prompt, count, self.sampling, start=start, seed=seed)
+    def progress(self, what: str, new_tokens: int) -> AbstractContextManager[Advance]:
+        """Shows how far a run of the prompt and `new_tokens` is."""
+        return progress(what, len(self.request.prompt_ids) + new_tokens, "tok")
+
+    def _tokens(self, count: int, seed: int, advance: Advance) -> Iterator[Tensor]:
+        return generate(
+            self.engine,
+            self._ids(self.request.prompt_ids),
+            count,
+            self.sampling,
+            start=self.request.depth,
+            seed=seed,
+            advance=advance,
+        )
 
     def _ids(self, ids: tuple[int, ...]) -> Tensor:
         return torch.tensor([ids], device=self.engine.device)

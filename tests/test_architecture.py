@@ -16,7 +16,16 @@ OURS = {path.stem for path in ROOT.glob("*.py")} | set(PACKAGES)
 
 # From bottom to top: a module imports only from the lines below it, or from its own line.
 LAYERS = [
-    {"config", "command", "chat_render", "stats", "compiled_step", "strict_json", "eval_config"},
+    {
+        "config",
+        "command",
+        "chat_render",
+        "stats",
+        "progress",
+        "compiled_step",
+        "strict_json",
+        "eval_config",
+    },
     {"programs", "quality"},
     {"durable", "kv_formats", "chat_template", "tokenizer_base"},
     {"kernels", "tokenizer_gguf", "tokenizer", "tokenizer_files", "tokenizer_trial", "results"},

@@ -5,7 +5,9 @@ import stat
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import huggingface_hub
@@ -117,10 +119,14 @@ def test_a_folder_that_cannot_be_made_is_named(
 def test_an_interrupted_fetch_leaves_nothing(
     index: FakeIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+    @contextmanager
+    def interrupted(*_: object) -> Iterator[Callable[[int], None]]:
+        def interrupt(count: int) -> None:
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(fetch.tqdm, "update", interrupt)
+        yield interrupt
+
+    monkeypatch.setattr(fetch, "progress", interrupted)
     with pytest.raises(KeyboardInterrupt):
         fetch.resolve(None)
     assert left_behind() == []

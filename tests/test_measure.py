@@ -159,7 +159,7 @@ def sampled(runner, seed=0):
 def test_a_sample_depends_on_its_seed_and_on_nothing_before_it(sampling, tiny_model):
     alone = sampled(make_runner(tiny_model, sampling=sampling), seed=7)
     runner = make_runner(tiny_model, sampling=sampling)
-    runner.warm_up()
+    runner.warm_up("warming up")
     others = [sampled(runner, seed) for seed in (5, 6)]
     assert sampled(runner, seed=7) == alone
     assert (others[0] != alone) == (sampling.temperature > 0)
@@ -203,7 +203,7 @@ def test_the_warm_up_takes_the_steps_of_a_sample_up_to_its_limit(
     runner = make_runner(tiny_model, new_tokens=new_tokens)
     calls, decode = [], runner.engine.decode
     monkeypatch.setattr(runner.engine, "decode", lambda *args: calls.append(1) or decode(*args))
-    assert runner.warm_up() > 0
+    assert runner.warm_up("warming up") > 0
     assert len(calls) == steps
 
 
