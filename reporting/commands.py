@@ -6,7 +6,11 @@ from pathlib import Path
 from command import Command
 from config import MISSING, flag
 from reporting.compare import CompareConfig, compare
+from reporting.export import ExportConfig, export
+from reporting.html_report import ReportConfig, report
 from reporting.origin import scan_origin
+from reporting.plots import PlotConfig, plot
+from reporting.table import TableConfig, table
 from results import RowError, scan
 
 
@@ -29,5 +33,9 @@ def validate(config: ValidateConfig) -> int:
 
 COMMANDS: dict[str, Command] = {
     "compare": (compare, CompareConfig),
+    "table": (table, TableConfig),
+    "plot": (plot, PlotConfig),
+    "report": (report, ReportConfig),
+    "export": (export, ExportConfig),
     "validate": (validate, ValidateConfig),
 }

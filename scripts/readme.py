@@ -14,7 +14,8 @@ sys.path.insert(0, str(ROOT))
 
 from command import run  # noqa: E402
 from config import UserError, flag  # noqa: E402
-from results import Row, read_rows  # noqa: E402
+from reporting.select import newest, select, system_of  # noqa: E402
+from reporting.table import make_table, markdown  # noqa: E402
 from summary import FLAG_WORDS  # noqa: E402
 
 README = ROOT / "README.md"
@@ -31,18 +32,6 @@ OTHERS = {
     "benchmarks.sh": "The commands behind the rows of `benchmark_results.txt`.",
     "benchmark_results.txt": "Rows, appended by the tool only.",
     "tests/": "A file per module; the name of a test is the sentence that must hold.",
-}
-COLUMNS = {
-    "depth + prompt": lambda row: f"{row.depth + row.prompt_len}",
-    "weights": lambda row: f"{row.weight_format}, {1000 * row.model_size_gb:.0f} MB",
-    "K, V": lambda row: f"{row.k_format}, {row.v_format}",
-    "decode tok/s": lambda row: f"{row.decode_tok_s:.2f} ± {row.decode_ci_pct:.1f} %",
-    "TTFT s": lambda row: f"{row.ttft_s:.3f}",
-    "KV cache MB": lambda row: f"{1000 * row.kv_cache_gb:.1f}",
-    "peak GB": lambda row: f"{row.peak_mem_gb:.3f}",
-    "attention": lambda row: row.attention,
-    "flags": lambda row: ", ".join(row.flags) or "-",
-    "commit": lambda row: row.commit,
 }
 
 
@@ -80,22 +69,10 @@ def files() -> str:
 
 
 def table() -> str:
-    """The newest row of each setting on one machine, and what all have in common."""
-    found = read_rows(ROOT / "benchmark_results.txt")
-    measured = [row for row in found if row.status == "ok" and row.kind == "speed"]
-    machine = measured[-1].device_name
-    rows = list({row.key: row for row in measured if row.device_name == machine}.values())
-    head = " | ".join(COLUMNS)
-    body = [" | ".join(cell(row) for cell in COLUMNS.values()) for row in rows]
-    rule = "|".join("---" for _ in COLUMNS)
-    return "\n".join(f"| {line} |" for line in (head, rule, *body)) + f"\n\n{common(rows[0])}"
-
-
-def common(row: Row) -> str:
-    return (
-        f"{row.model}, {row.dtype}, {row.new_tokens} new tokens, median of {row.num_samples}"
-        f" samples ± 95 % interval; {row.device_name}, {row.threads} threads, torch {row.torch}."
-    )
+    """The newest row of each setting on the machine of the last row."""
+    rows = select(str(ROOT / "benchmark_results.txt"), "kind=speed,status=ok")
+    machine = system_of(rows[-1])
+    return markdown(make_table([row for row in newest(rows) if system_of(row) == machine]))
 
 
 def filled(text: str) -> str:

@@ -29,11 +29,12 @@ LAYERS = [
     {"programs", "quality"},
     {"durable", "kv_formats", "chat_template", "tokenizer_base"},
     {"kernels", "tokenizer_gguf", "tokenizer", "tokenizer_files", "tokenizer_trial", "results"},
+    {"summary"},
     {"reporting"},
     {"model_config"},
     {"rope"},
     {"model"},
-    {"kv_cache", "machine", "summary", "stored_tensor", "weight_formats"},
+    {"kv_cache", "machine", "stored_tensor", "weight_formats"},
     {"checkpoint_fields", "checkpoint_gguf_header", "checkpoint_pth_header"},
     {"checkpoint_base", "checkpoint_safetensors_header"},
     {"checkpoint_gguf_parts", "checkpoint_gguf_blocks"},
@@ -93,7 +94,16 @@ def test_the_model_does_not_know_the_cache_nor_the_kernels_either(module, forbid
 
 @pytest.mark.parametrize(
     "module",
-    ["config", "command", "results", "stats", "durable", "eval_config", "reporting.commands"],
+    [
+        "config",
+        "command",
+        "results",
+        "stats",
+        "durable",
+        "eval_config",
+        "reporting.commands",
+        "summary",
+    ],
 )
 def test_light_modules_do_not_import_torch(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
