@@ -26,19 +26,48 @@ STANDARD_DEVIATION = 0.02
 MAX_SEQ_LEN = 1 << 21
 """Random weights have no trained context; the rope frequencies are those published."""
 
+# meta-llama/Meta-Llama-3-8B, config.json
+LLAMA_3_8B = ModelConfig(
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    hidden_size=4096,
+    intermediate_size=14336,
+    vocab_size=128256,
+    max_seq_len=MAX_SEQ_LEN,
+    rope_theta=500000.0,
+)
+# HuggingFaceTB/SmolLM2-135M, config.json
+SMOLLM2_135M = ModelConfig(
+    num_layers=30,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    hidden_size=576,
+    intermediate_size=1536,
+    vocab_size=49152,
+    max_seq_len=MAX_SEQ_LEN,
+    rope_theta=100000.0,
+    tie_embeddings=True,
+)
 SHAPES = {
     # meta-llama/Llama-3.1-8B, config.json
-    "llama-3.1-8b": ModelConfig(
+    "llama-3.1-8b": dataclasses.replace(
+        LLAMA_3_8B, rope_scaling=RopeScaling(kind="llama3", factor=8.0)
+    ),
+    "llama-3-8b": LLAMA_3_8B,
+    # meta-llama/Llama-2-7b, config.json
+    "llama-2-7b": ModelConfig(
         num_layers=32,
         num_heads=32,
-        num_kv_heads=8,
+        num_kv_heads=32,
         head_dim=128,
         hidden_size=4096,
-        intermediate_size=14336,
-        vocab_size=128256,
+        intermediate_size=11008,
+        vocab_size=32000,
         max_seq_len=MAX_SEQ_LEN,
-        rope_theta=500000.0,
-        rope_scaling=RopeScaling(kind="llama3", factor=8.0),
+        rope_theta=10000.0,
     ),
     # meta-llama/Llama-3.2-1B, config.json
     "llama-3.2-1b": ModelConfig(
@@ -54,19 +83,9 @@ SHAPES = {
         rope_scaling=RopeScaling(kind="llama3", factor=32.0),
         tie_embeddings=True,
     ),
-    # HuggingFaceTB/SmolLM2-135M, config.json
-    "smollm2-135m": ModelConfig(
-        num_layers=30,
-        num_heads=9,
-        num_kv_heads=3,
-        head_dim=64,
-        hidden_size=576,
-        intermediate_size=1536,
-        vocab_size=49152,
-        max_seq_len=MAX_SEQ_LEN,
-        rope_theta=100000.0,
-        tie_embeddings=True,
-    ),
+    "smollm2-135m": SMOLLM2_135M,
+    # of nobody: a cache of 3 KB per token in bf16, of which a million fit small machines
+    "smollm2-4-layers": dataclasses.replace(SMOLLM2_135M, num_layers=4),
     # of nobody: for trying commands out
     "tiny": ModelConfig(
         num_layers=2,

@@ -58,7 +58,7 @@ def append_line(path: Path, line: str) -> None:
     try:
         with path.open("a+b", buffering=0) as file:
             _lock(file)
-            with _signals_held():
+            with signals_held():
                 _write(file, data)
             if file.tell() == len(data):
                 _sync(path.parent)
@@ -153,7 +153,7 @@ def _sync(path: Path) -> None:
 
 
 @contextmanager
-def _signals_held() -> Iterator[None]:
+def signals_held() -> Iterator[None]:
     """Deliver SIGINT, SIGTERM and SIGHUP after the block; only the main thread gets any."""
     # Not by a signal mask: any other thread would take the signal, and Python its handler here.
     is_main = threading.current_thread() is threading.main_thread()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import accounting
 import machine
-from checkpoint import Checkpoint, find_tokenizer
+from checkpoint import Checkpoint
 from command import notes_held
 from config import Faults, UserError
 from durable import check_writable
@@ -19,7 +19,7 @@ from kernels.slots import SLOT_TILE
 from kv_cache import bytes_per_token, parse_formats
 from model_config import ModelConfig
 from needle import Hidden, hide, keys
-from preflight import check_apart, check_memory, find_checkpoint
+from preflight import Finder, check_apart, check_memory, find_model
 from quantize import parse_scheme, planned_formats
 from request import PLAIN_FORMAT, Request
 from scoring import cut_windows
@@ -73,6 +73,23 @@ def eval_preflight(config: EvalConfig) -> EvalPlan:
     Raises:
         UserError: all that is wrong, a line each.
     """
+    plan = make_plan(config)
+    plan = replace(plan, **material(config, plan.tokenizer, plan.checkpoint.config))
+    cure = "a smaller --context needs less"
+    check_memory(plan.expected_bytes, plan.checkpoint.path, plan.device, cure)
+    return plan
+
+
+def make_plan(config: EvalConfig, find: Finder = find_model) -> EvalPlan:
+    """The plan of a request but for its texts, whether or not it fits into memory.
+
+    Args:
+        config: the request.
+        find: finds the model; a sweep keeps what it found for the next case.
+
+    Raises:
+        UserError: all that is wrong, a line each.
+    """
     faults = Faults()
     if config.write_result:
         faults.check(check_writable, config.write_result)
@@ -82,8 +99,7 @@ def eval_preflight(config: EvalConfig) -> EvalPlan:
     formats = faults.check(parse_formats, plain if spec is None else spec)
     if config.quantization is not None:
         scheme = faults.check(parse_scheme, config.quantization)
-    path, checkpoint = find_checkpoint(faults, config.checkpoint_path)
-    tokenizer = faults.check(find_tokenizer, path, checkpoint, "") if path else None
+    checkpoint, tokenizer = find(faults, config.checkpoint_path, "")
     weight_formats = None
     if checkpoint:
         faults.check(check_apart, config.write_result, checkpoint)
@@ -100,11 +116,8 @@ def eval_preflight(config: EvalConfig) -> EvalPlan:
         weight_formats=weight_formats,
         ref_weight_formats=weight_formats if config.reference == "cache" else {},
         cache_len=-(-longest(config) // SLOT_TILE) * SLOT_TILE,
-        **material(config, tokenizer, checkpoint.config),
     )
-    plan = replace(plan, expected_bytes=expected_bytes(config, plan))
-    check_memory(plan.expected_bytes, checkpoint.path, device, "a smaller --context needs less")
-    return plan
+    return replace(plan, expected_bytes=expected_bytes(config, plan))
 
 
 def longest(config: EvalConfig) -> int:

@@ -56,6 +56,16 @@ def device_name(device: torch.device) -> str:
     return platform.processor() or platform.machine()
 
 
+def system_columns(device: torch.device) -> dict[str, str | int | None]:
+    """Columns of a row that say where, and by what code, it was measured."""
+    return {
+        "device_name": device_name(device),
+        "torch": str(torch.__version__),
+        "threads": torch.get_num_threads(),
+        "commit": source_commit(),
+    }
+
+
 def physical_cores() -> int:
     """Cores this process may run on, hyper-threads not counted."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -188,10 +198,10 @@ def bandwidth_gb_s(device: torch.device) -> float:
         (lambda: torch.dot(a, b), 8 * count),
         (lambda: a.copy_(b), 8 * count),
     ]
-    return max(size / _best_time_s(probe, device) for probe, size in probes) / 1e9
+    return max(size / best_time_s(probe, device) for probe, size in probes) / 1e9
 
 
-def _best_time_s(call: Callable[[], object], device: torch.device) -> float:
+def best_time_s(call: Callable[[], object], device: torch.device) -> float:
     """Of ten calls, or of as many as PROBE_S has room for."""
     times: list[float] = []
     while len(times) < 10 and sum(times) < PROBE_S:

@@ -1,7 +1,7 @@
 """Everything that can be wrong with a run, looked at before any weight is read, told together."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +37,17 @@ class Plan:
     expected_bytes: Mapping[str, int]
 
 
+Finder = Callable[[Faults, str | None, str], tuple[Checkpoint | None, Tokenizer | None]]
+
+
+def find_model(
+    faults: Faults, checkpoint_path: str | None, text: str
+) -> tuple[Checkpoint | None, Tokenizer | None]:
+    """The checkpoint and its tokenizer, tried with `text`, as far as they can be had."""
+    path, checkpoint = find_checkpoint(faults, checkpoint_path)
+    return checkpoint, faults.check(find_tokenizer, path, checkpoint, text) if path else None
+
+
 @notes_held()
 def preflight(config: GenerateConfig) -> Plan:
     """Check the flags, the machine, the checkpoint's headers, the tokenizer, lengths and memory.
@@ -48,13 +59,28 @@ def preflight(config: GenerateConfig) -> Plan:
         UserError: all that is wrong, a line each.
     """
     faults = Faults()
+    plan = make_plan(config, faults)
+    faults.check(check_memory, plan.expected_bytes, plan.checkpoint.path, plan.device)
+    faults.refuse()
+    return plan
+
+
+def make_plan(config: GenerateConfig, faults: Faults, find: Finder = find_model) -> Plan:
+    """The plan of a request, whether or not it fits into memory; faults that leave one are noted.
+
+    Args:
+        faults: notes what is wrong.
+        find: finds the model; a sweep keeps what it found for the next case.
+
+    Raises:
+        UserError: all that is wrong, a line each, where there can be no plan.
+    """
     if config.write_result:
         faults.check(check_writable, config.write_result)
     device = faults.check(machine.prepare_device, config.device, config.threads)
     inputs = faults.check(read_inputs, config)
-    path, checkpoint = find_checkpoint(faults, config.checkpoint_path)
     text = inputs.text if inputs else ""
-    tokenizer = faults.check(find_tokenizer, path, checkpoint, text) if path else None
+    checkpoint, tokenizer = find(faults, config.checkpoint_path, text)
     request = formats = None
     if checkpoint and inputs:
         faults.check(check_apart, config.write_result, checkpoint)
@@ -67,8 +93,6 @@ def preflight(config: GenerateConfig) -> Plan:
     expected_bytes = accounting.expected_bytes(
         request, checkpoint.config, getattr(torch, config.dtype), formats, device
     )
-    faults.check(check_memory, expected_bytes, checkpoint.path, device)
-    faults.refuse()
     return Plan(
         checkpoint=checkpoint,
         tokenizer=tokenizer,

@@ -10,8 +10,6 @@ from datetime import datetime
 from statistics import fmean, stdev
 from typing import Any
 
-import torch
-
 import accounting
 import machine
 from checkpoint import Checkpoint
@@ -140,13 +138,7 @@ def _memory(runner: Runner, measured: Measured) -> dict[str, Any]:
 
 def system_columns(engine: Engine) -> dict[str, Any]:
     """What ran a model: columns of every kind of row."""
-    return {
-        "device_name": machine.device_name(engine.device),
-        "attention": engine.attention,
-        "torch": str(torch.__version__),
-        "threads": torch.get_num_threads(),
-        "commit": machine.source_commit(),
-    }
+    return {"attention": engine.attention, **machine.system_columns(engine.device)}
 
 
 def _flags(values: dict[str, Any], runner: Runner, measured: Measured) -> Iterator[str]:

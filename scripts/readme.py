@@ -16,6 +16,7 @@ from command import run  # noqa: E402
 from config import UserError, flag  # noqa: E402
 from reporting.select import newest, select, system_of  # noqa: E402
 from reporting.table import make_table, markdown  # noqa: E402
+from scripts.sweep_sections import SECTIONS  # noqa: E402
 from summary import FLAG_WORDS  # noqa: E402
 
 README = ROOT / "README.md"
@@ -29,7 +30,7 @@ OTHERS = {
     "kernels/csrc": "The C++ kernels of the CPU: decode attention, and products of few rows.",
     "scripts/gpu_check.sh": "The shell command of `gpu_check.py`.",
     "scripts/peers": "What compare_peers.py runs inside the environment of each peer.",
-    "benchmarks.sh": "The commands behind the rows of `benchmark_results.txt`.",
+    "benchmarks.sh": "Sections of measurements: `scripts/sweep.py run`.",
     "benchmark_results.txt": "Rows, appended by the tool only.",
     "tests/": "A file per module; the name of a test is the sentence that must hold.",
 }
@@ -44,10 +45,25 @@ class ReadmeConfig:
 
 
 def flags() -> str:
-    """What `generate.py --help` says after its first lines."""
-    command = [sys.executable, "generate.py", "--help"]
+    """The flags of generate.py."""
+    return help_of("generate.py")
+
+
+def sweep() -> str:
+    """The flags of a sweep."""
+    return help_of("scripts/sweep.py", "run")
+
+
+def help_of(*words: str) -> str:
+    """What the --help of a command says after its first lines."""
+    command = [sys.executable, *words, "--help"]
     text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return "```\n" + text.partition("options:\n")[2].rstrip() + "\n```"
+
+
+def sections() -> str:
+    """A line per section of benchmarks.sh."""
+    return "\n".join(f"- `{name}`: {section.about}" for name, section in SECTIONS.items())
 
 
 def doubts() -> str:
@@ -77,7 +93,7 @@ def table() -> str:
 
 def filled(text: str) -> str:
     """README.md with every block between its markers made anew."""
-    for make in (flags, doubts, files, table):
+    for make in (flags, sweep, sections, doubts, files, table):
         name, block = make.__name__, make()
         before, start, rest = text.partition(f"<!-- {name} -->\n")
         _, end, after = rest.partition(f"<!-- end {name} -->")

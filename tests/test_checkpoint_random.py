@@ -19,6 +19,8 @@ pytest_plugins = ["generate_process"]
 
 # As their model cards and safetensors headers say.
 NUM_PARAMETERS = {
+    "llama-2-7b": 6_738_415_616,
+    "llama-3-8b": 8_030_261_248,
     "llama-3.1-8b": 8_030_261_248,
     "llama-3.2-1b": 1_235_814_400,
     "smollm2-135m": 134_515_008,

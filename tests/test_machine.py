@@ -76,7 +76,7 @@ def test_bandwidth_is_that_of_the_best_probe_over_an_eighth_of_free_memory(
 ):
     times_s = iter([0.5 if probe == best else 100.0 for probe in ("sum", "dot", "copy")])
     monkeypatch.setattr(machine, "free_bytes", lambda device: 8 * 4_000_000)
-    monkeypatch.setattr(machine, "_best_time_s", lambda probe, device: next(times_s))
+    monkeypatch.setattr(machine, "best_time_s", lambda probe, device: next(times_s))
     assert machine.bandwidth_gb_s(CPU) == pytest.approx(buffers * 4e6 / 0.5 / 1e9)
 
 
@@ -89,7 +89,7 @@ def test_bandwidth_buffers_are_far_larger_than_the_last_level_cache(monkeypatch)
 
     monkeypatch.setattr(machine, "empty_in_huge_pages", empty_in_huge_pages)
     monkeypatch.setattr(machine, "free_bytes", lambda device: 1 << 50)
-    monkeypatch.setattr(machine, "_best_time_s", lambda probe, device: 1.0)
+    monkeypatch.setattr(machine, "best_time_s", lambda probe, device: 1.0)
     for cache_bytes in (0, 64 * MIB):
         monkeypatch.setattr(machine, "last_level_cache_bytes", lambda size=cache_bytes: size)
         machine.bandwidth_gb_s(CPU)
@@ -114,7 +114,7 @@ def test_the_best_time_counts(monkeypatch, times_s, calls):
         now_s += next(remaining_s)
 
     monkeypatch.setattr(machine.time, "perf_counter", lambda: now_s)
-    assert machine._best_time_s(call, CPU) == pytest.approx(min(times_s[:calls]))
+    assert machine.best_time_s(call, CPU) == pytest.approx(min(times_s[:calls]))
     assert len(list(remaining_s)) == len(times_s) - calls
 
 
