@@ -265,6 +265,9 @@ class GenerateConfig:
     num_samples: int = flag(1, minimum=1, help="timed repeats; rows of benchmarks.sh use 5")
     ignore_eos: bool = flag(False, help="go on after an end token, to exactly --max_new_tokens")
     threads: int | None = flag(None, minimum=1, help="CPU threads; default: physical cores")
+    memory_profile: Path | None = flag(
+        None, repro=False, help="draw memory over time into this .png or .svg, and a .csv beside"
+    )
     write_result: Path | None = flag(None, repro=False, help="append the row to this file")
     json: bool = flag(False, repro=False, help="print one JSON document instead of text")
     debug: bool = flag(False, repro=False, help="show the traceback of an error")
@@ -287,6 +290,8 @@ class GenerateConfig:
             raise UserError(f"--parse_special and {other}: exclude each other; leave one out")
         if self.depth_fill == "synthetic" and not self.depth:
             raise UserError("--depth_fill synthetic: has no effect without --depth; give one")
+        if self.write_result is not None and self.memory_profile is not None:
+            raise UserError("--memory_profile and --write_result: what is watched is not measured")
         if self.write_result is not None:
             check_one_line(self, cure="--prompt_file takes any text")
 

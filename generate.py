@@ -24,8 +24,10 @@ from config import GenerateConfig
 from engine import Engine, Sampling, load_model
 from kv_cache import describe_caches, make_caches
 from measure import Recording, Runner
+from memory_timeline import MemoryTimeline
 from preflight import Plan, preflight
 from report import Measured, make_row
+from reporting.plot_timeline import save_timeline
 from results import Row, append, format_row, to_json
 from summary import summary
 from tokenizer_base import Tokenizer
@@ -37,14 +39,19 @@ def main(config: GenerateConfig) -> None:
     """Check the request, load, warm up, measure, print, append one row."""
     plan = preflight(config)
     memory = open_memory(config, plan)
-    runner = make_runner(config, plan)
+    timeline = MemoryTimeline(plan.device)
     prompt_ids, tokenizer = plan.request.prompt_ids, plan.tokenizer
     streams = streams_text(config)
     printer = TextPrinter(tokenizer, prompt_ids, is_chat=config.chat) if streams else None
-    measured = measure(config, runner, memory, printer)
+    with timeline.sampling(config.memory_profile):
+        runner = make_runner(config, plan, timeline)
+        measured = measure(config, runner, memory, timeline, printer)
     if printer:
         printer.finish()
     row = make_row(config, plan.checkpoint, runner, measured)
+    if config.memory_profile:
+        parts = {"Python and torch": memory.base_bytes, **plan.expected_bytes}
+        save_timeline(config.memory_profile, timeline.rows(), parts, row)
     recordings = measured.recordings
     texts = [text_of(r.ids, prompt_ids, tokenizer, is_chat=config.chat) for r in recordings]
     report(config, row, texts)
@@ -98,11 +105,13 @@ def open_memory(config: GenerateConfig, plan: Plan) -> machine.PeakMemory:
     return memory
 
 
-def make_runner(config: GenerateConfig, plan: Plan) -> Runner:
+def make_runner(config: GenerateConfig, plan: Plan, timeline: MemoryTimeline) -> Runner:
     """Load the weights and allocate the caches."""
     request = plan.request
     dtype = getattr(torch, config.dtype)
+    timeline.begin("load")
     model = load_model(plan.checkpoint, plan.device, dtype, plan.weight_formats)
+    timeline.begin("cache")
     caches = make_caches(model.config, request.formats, 1, request.cache_len, plan.device)
     engine = Engine(model, caches, compile=config.compile, prefill_chunk=config.prefill_chunk)
     log.info("%s, attention: %s", describe_caches(caches), engine.attention)
@@ -122,7 +131,11 @@ def make_runner(config: GenerateConfig, plan: Plan) -> Runner:
 
 
 def measure(
-    config: GenerateConfig, runner: Runner, memory: machine.PeakMemory, printer: TextPrinter | None
+    config: GenerateConfig,
+    runner: Runner,
+    memory: machine.PeakMemory,
+    timeline: MemoryTimeline,
+    printer: TextPrinter | None,
 ) -> Measured:
     """Fill to depth, warm up twice, then take the samples.
 
@@ -130,15 +143,20 @@ def measure(
     """
     busy_cores = machine.busy_cores()
     memory.reset()
+    timeline.begin("depth fill")
     runner.fill()
     fill_peak_bytes = memory.peak_bytes()
+    timeline.begin("warm-up")
     first_s = runner.warm_up(f"warming up{', compiling the decode step' * config.compile}")
     memory.reset()
     second_s = runner.warm_up("warming up again")
+    began = datetime.now(UTC)
+    recordings = take_samples(config, runner, printer)
+    timeline.add(recordings)
     return Measured(
-        time=datetime.now(UTC),
+        time=began,
         busy_cores=busy_cores,
-        recordings=take_samples(config, runner, printer),
+        recordings=recordings,
         compile_s=max(0.0, first_s - second_s) if config.compile else None,
         base_bytes=memory.base_bytes,
         peak_bytes=max(fill_peak_bytes, memory.peak_bytes()),

@@ -124,6 +124,11 @@ def resident_bytes() -> int:
     return psutil.Process().memory_info().rss
 
 
+def held_bytes(device: torch.device) -> int:
+    """What this process holds now: reserved by the allocator on CUDA, else resident."""
+    return torch.cuda.memory_reserved(device) if device.type == "cuda" else resident_bytes()
+
+
 class PeakMemory:
     """Peak memory of windows of a run: `reset()` opens one, `peak_bytes()` reads it.
 

@@ -15,6 +15,7 @@ from command import notes_held
 from config import RANDOM_PREFIX, Faults, GenerateConfig, UserError
 from durable import check_writable
 from quantize import planned_formats
+from reporting.plot_timeline import check_picture
 from request import Request, read_inputs, resolve_request
 from summary import size_text
 from tokenizer_base import Tokenizer
@@ -77,6 +78,8 @@ def make_plan(config: GenerateConfig, faults: Faults, find: Finder = find_model)
     """
     if config.write_result:
         faults.check(check_writable, config.write_result)
+    if config.memory_profile:
+        faults.check(check_picture, config.memory_profile)
     device = faults.check(machine.prepare_device, config.device, config.threads)
     inputs = faults.check(read_inputs, config)
     text = inputs.text if inputs else ""

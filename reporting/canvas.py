@@ -27,6 +27,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "*")  # a cross is a failure
 GREY = "#666666"
 DPI = 160  # 1280 pixels wide
 SIZE_IN = (8.0, 5.2)
+LINE_WIDTH = 128  # characters of the footer
 SETTINGS: Any = {
     "font.size": 9,
     "axes.grid": True,
@@ -55,6 +56,14 @@ def panels(
     Raises:
         UserError: matplotlib is not installed.
     """
+    with figure_of(footer(rows, points), **grid) as (figure, axes):
+        yield figure, axes
+        _add_legend(figure)
+
+
+@contextmanager
+def figure_of(footer: str, **grid: Any) -> "Iterator[tuple[Figure, Any]]":
+    """A figure with a grid of panels and small words below; errors as `panels`."""
     try:
         from matplotlib import rc_context  # noqa: PLC0415  (slow to import)
         from matplotlib.figure import Figure  # noqa: PLC0415
@@ -64,17 +73,15 @@ def panels(
         ) from None
     with rc_context(SETTINGS):
         figure = Figure(figsize=SIZE_IN, layout="constrained")
-        axes = figure.subplots(squeeze=False, **grid)
-        yield figure, axes
-        _add_legend(figure)
-        figure.supxlabel(footer(rows, points), x=0.01, ha="left", fontsize=7, color=GREY)
+        yield figure, figure.subplots(squeeze=False, **grid)
+        figure.supxlabel(footer, x=0.01, ha="left", fontsize=7, color=GREY)
 
 
 def footer(rows: Sequence[Row], points: Sequence[Point]) -> str:
     """Where the rows come from, and why some of them failed."""
     lines = source_lines(rows)
     lines += sorted({f"x {p['series']}: {p['status']}: {p['reason']}" for p in failures(points)})
-    wrapped = (textwrap.fill(printable(line, 400), 128) for line in lines)
+    wrapped = (textwrap.fill(printable(line, 400), LINE_WIDTH) for line in lines)
     return "\n".join(wrapped)
 
 

@@ -44,7 +44,7 @@ LAYERS = [
     {"checkpoint", "checkpoint_summary", "fetch"},
     {"quantize", "engine", "request", "texts"},
     {"accounting", "measure", "scoring"},
-    {"needle"},
+    {"needle", "memory_timeline"},
     {"report", "preflight"},
     {"eval_plan"},
     {"eval_report"},
