@@ -161,7 +161,7 @@ class Sweep:
     def _take(self, turn: Turn, folder: Path, progress: Progress) -> bool:
         """One turn and its row; whether it went well."""
         planned, name = turn.planned, flags_text(turn.planned)
-        progress.begins(name)
+        progress.begins(planned.section or "")
         began, why = now(), turn.why or self._after_oom(planned)
         ended = Ended(status="skipped", error=why) if why else self._run_case(turn, folder)
         place = Place(run=folder.name, round=turn.round, section=planned.section)

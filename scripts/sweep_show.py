@@ -72,12 +72,18 @@ def figures_text(row: Row) -> str:
     return ", ".join(text.format(value) for text, value in found if value is not None)
 
 
+class Bar(tqdm):
+    """A bar without the thread that redraws it: nothing happens here while a case runs."""
+
+    monitor_interval = 0
+
+
 class Progress:
     """Of cases that run one after the other: a bar where stderr is a terminal, else lines."""
 
     def __init__(self, count: int) -> None:
         self._count, self._failures = count, 0
-        self._bar = tqdm(total=count, unit="case") if sys.stderr.isatty() else None
+        self._bar = Bar(total=count, unit="case") if sys.stderr.isatty() else None
 
     def __enter__(self) -> "Progress":
         return self
