@@ -17,6 +17,7 @@ if __name__ == "__main__":
 
 import functools
 import json
+import logging
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 
@@ -36,6 +37,8 @@ from stored_tensor import check_regular, is_regular
 from tokenizer import open_tokenizer
 from tokenizer_base import Tokenizer
 from tokenizer_trial import tried_tokenizer
+
+log = logging.getLogger("kv_fast")
 
 __all__ = ["Checkpoint", "model_sha", "open_checkpoint"]
 
@@ -158,6 +161,8 @@ def main(config: CheckpointConfig) -> None:
         if not isinstance(checkpoint, FileCheckpoint):
             raise UserError(f"{checkpoint.name}: has no files; leave out --verify")
         fetch.check_hashes(checkpoint.weight_files)
+        names = ", ".join(file.name for file in checkpoint.weight_files)
+        log.info("SHA-256 as published: %s", names)
     document = summarize(checkpoint, tokenizer)
     print(json.dumps(document) if config.json else as_text(document))
 

@@ -101,7 +101,7 @@ def test_notes_stand_in_front_of_no_refusal(tmp_path: Path, refused, caplog, cap
 
 
 def test_other_bytes_in_the_cache_of_the_hub_are_found_by_verify(
-    tmp_path: Path, refused, capsys
+    tmp_path: Path, refused, capsys, caplog
 ) -> None:
     path = tiny("hf-shards", tmp_path / "models--a--b" / "snapshots")
     blobs = tmp_path / "models--a--b" / "blobs"
@@ -111,6 +111,9 @@ def test_other_bytes_in_the_cache_of_the_hub_are_found_by_verify(
         file.rename(blob)
         file.symlink_to(blob)
     assert run(checkpoint.main, CheckpointConfig, [str(path), "--verify"]) == 0
+    assert caplog.messages[-1].startswith(
+        "SHA-256 as published: model-00001-of-00003.safetensors, "
+    )
     capsys.readouterr()
     shard = path / "model-00002-of-00003.safetensors"
     data = shard.read_bytes()
