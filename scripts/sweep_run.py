@@ -3,12 +3,14 @@
 import dataclasses
 import logging
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from config import UserError, to_argv
 from durable import check_writable
+from reporting.bars import bars
 from results import Row, append, read_rows
 from scripts import sweep_cases
 from scripts.sweep_cases import Order, Plan, Planned
@@ -140,6 +142,7 @@ class Sweep:
         self._run = ""
         self._too_large: list[Planned] = []
         self._counts: dict[str, int] = {}
+        self._rows: list[Row] = []
 
     def run(self, turns: Sequence[Turn]) -> int:
         """All of them; 1 where one failed."""
@@ -155,6 +158,8 @@ class Sweep:
                 if not is_good and self._config.fail_fast:
                     break
         counted = ", ".join(f"{count} {name}" for name, count in self._counts.items() if count)
+        if self._rows:
+            log.info("%s", bars(self._rows, sys.stderr.encoding))
         log.info("%s; rows in %s", counted or "nothing to do", self._results)
         return int(failures > 0)
 
@@ -168,6 +173,7 @@ class Sweep:
         row = row_of(planned, place, ended, began)
         if row.status != "skipped" or turn.last != "skipped":
             append(self._results, row)
+        self._rows.append(row)
         if row.status == "oom":
             self._too_large.append(planned)
         self._counts[row.status] = self._counts.get(row.status, 0) + 1

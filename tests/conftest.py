@@ -1,6 +1,7 @@
 """Shared by all tests: a tiny seeded model, and memory that is never silently zero."""
 
 import dataclasses
+import signal
 
 import pytest
 import torch
@@ -10,6 +11,9 @@ from cache_case import INSTRUCTION_SETS  # builds the kernels, before xdist star
 from model import Transformer
 from model_config import ModelConfig
 from scripts import tiny_checkpoint
+
+# A shell starts what is in its background without SIGINT, which processes of tests would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TINY = dataclasses.replace(tiny_checkpoint.TINY, num_layers=3, max_seq_len=512)
 

@@ -116,6 +116,9 @@ def test_a_sweep_tells_each_case_on_a_line_and_counts_them_at_the_end(tmp_path):
     assert head == "3 cases, 3 to run: ~3 s"
     assert lines[0].startswith("[1/3] generate.py: ok, 10.00 tok/s, ")
     assert lines[1].startswith("[2/3] generate.py --depth 1: error, ended by SIGSEGV: so far, ")
+    assert [line.split("  ")[-1].strip() for line in lines[3:]] == [
+        "10.00 tok/s", "x error: ended by SIGSEGV: so far", "10.00 tok/s"
+    ]  # fmt: skip
     assert last == f"2 ok, 1 error; rows in {tmp_path / 'rows.txt'}"
 
 
