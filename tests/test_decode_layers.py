@@ -84,11 +84,18 @@ def assert_same(monkeypatch, model, formats, shape):
 
     Partial results are merged to base e layer by layer and to base 2 in the call: some eps of a
     dtype in each of three layers, of two digits where codes are multiplied; and a step of a code.
+    Behind fp32 a value stored in 16 bits that is rounded the other way moves what attends to it.
     """
     x, stored = step(monkeypatch, model, formats, shape, in_one_call=True)
     expected, expected_stored = step(monkeypatch, model, formats, shape, in_one_call=False)
     eps = max(torch.finfo(x.dtype).eps, 2**-16 if "int8" in formats else 0)
-    torch.testing.assert_close(x, expected, atol=16 * eps * x.abs().max().item(), rtol=0)
+    moved = sum(
+        (part - other).abs().sum().item()
+        for part, other in zip(stored, expected_stored, strict=True)
+        if x.dtype == torch.float32 and part.dtype in (torch.bfloat16, torch.float16)
+    )
+    atol = 16 * eps * x.abs().max().item() + moved
+    torch.testing.assert_close(x, expected, atol=atol, rtol=0)
     per_layer = len(stored) // len(model.layers)
     for i, (part, expected_part) in enumerate(zip(stored, expected_stored, strict=True)):
         if i < per_layer:
