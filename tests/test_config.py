@@ -25,7 +25,7 @@ FLAGS = [
     "max_new_tokens", "cache_size", "kv_cache_quantization", "quantization", "prefill_chunk",
     "dtype",
     "device", "compile", "temperature", "top_k", "seed",
-    "num_samples", "ignore_eos", "threads", "write_result", "json",
+    "num_samples", "ignore_eos", "threads", "memory_profile", "write_result", "json",
     "debug",
 ]  # fmt: skip
 
@@ -53,7 +53,7 @@ def random_config(rng: random.Random) -> GenerateConfig:
     sources = ["prompt", "prompt_file", "prompt_tokens"]
     for name in rng.sample(sources, 2):
         del values[name]
-    values["write_result"] = None
+    values["write_result"] = values["memory_profile"] = None
     if values.get("prompt_tokens") is not None:
         values["chat"] = False
     if not values["chat"]:
