@@ -19,6 +19,10 @@ from summary import size_text
 from weight_formats import QuantizedLinear, describe_formats, stored_bytes
 
 CPU = torch.device("cpu")
+
+PROGRAM = "Python and torch"
+"""The part of the expected memory that is neither weights, cache nor scratch."""
+
 NO_FORMATS: Mapping[str, str] = MappingProxyType({})
 
 

@@ -50,7 +50,7 @@ def main(config: GenerateConfig) -> None:
         printer.finish()
     row = make_row(config, plan.checkpoint, runner, measured)
     if config.memory_profile:
-        parts = {"Python and torch": memory.base_bytes, **plan.expected_bytes}
+        parts = {accounting.PROGRAM: memory.base_bytes, **plan.expected_bytes}
         save_timeline(config.memory_profile, timeline.rows(), parts, row)
     recordings = measured.recordings
     texts = [text_of(r.ids, prompt_ids, tokenizer, is_chat=config.chat) for r in recordings]
@@ -100,7 +100,7 @@ def open_memory(config: GenerateConfig, plan: Plan) -> machine.PeakMemory:
         # Its modules take 0.2 GB: part of the program, as torch is, not of what the run holds.
         importlib.import_module("torch._inductor.compile_fx")
     memory = machine.PeakMemory(plan.device)
-    whole = {**plan.expected_bytes, "Python and torch": memory.base_bytes}
+    whole = {**plan.expected_bytes, accounting.PROGRAM: memory.base_bytes}
     log.info("expected peak memory: %s", accounting.describe_bytes(whole))
     return memory
 

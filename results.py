@@ -153,6 +153,11 @@ class Row:
 
 
 COLUMNS: dict[str, Field] = {item.name: item for item in fields(Row)}
+SPECS: dict[str, Column] = {
+    name: item.metadata.get("column", Column()) for name, item in COLUMNS.items()
+}
+KEY: tuple[str, ...] = tuple(name for name, spec in SPECS.items() if spec.key)
+SYSTEM: tuple[str, ...] = tuple(name for name, spec in SPECS.items() if spec.system)
 KINDS = {name: plain_type(item.type) for name, item in COLUMNS.items()}
 
 
@@ -166,7 +171,7 @@ def _checked(item: Field, value: Any) -> Any:
     if kind is float:
         if not math.isfinite(value):
             raise ValueError(f"{item.name}: {value} is not finite")
-        return float(format(value, item.metadata["column"].format)) + 0.0  # never -0.0
+        return float(format(value, SPECS[item.name].format)) + 0.0  # never -0.0
     if kind is str:
         return str(value).encode().decode()  # a plain string; a lone surrogate is a ValueError
     return value
@@ -182,7 +187,7 @@ def _present(row: Row) -> Iterator[tuple[Field, Any]]:
 
 def _cell(item: Field, value: Any) -> str:
     """`name=value unit`."""
-    spec: Column = item.metadata["column"]
+    spec = SPECS[item.name]
     values = value if isinstance(value, tuple) else (value,)
     texts = (ESCAPED.sub(_percent_encode, format(one, spec.format)) for one in values)
     return f"{item.name}={';'.join(texts)}" + (f" {spec.unit}" if spec.unit else "")
@@ -193,7 +198,7 @@ def _percent_encode(match: re.Match[str]) -> str:
 
 
 def _key(row: Row) -> str:
-    settings = [pair for pair in _present(row) if pair[0].metadata["column"].key]
+    settings = [pair for pair in _present(row) if pair[0].name in KEY]
     lines = "\n".join(_cell(item, value) for item, value in settings)
     return hashlib.sha256(lines.encode()).hexdigest()[:12]
 
@@ -257,7 +262,7 @@ PARSERS: dict[type, Callable[[str], Any]] = {
 
 
 def _value(item: Field, text: str) -> Any:
-    unit, parser = item.metadata["column"].unit, PARSERS[KINDS[item.name]]
+    unit, parser = SPECS[item.name].unit, PARSERS[KINDS[item.name]]
     bare = text.removesuffix(f" {unit}") if unit else text
     try:
         return tuple(map(parser, bare.split(";"))) if item.default == () else parser(bare)

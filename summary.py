@@ -1,13 +1,12 @@
 """A result row for people: a line per subject, then its flags in words. Imports no torch."""
 
-import operator
 import string
 from contextlib import suppress
 from typing import Any
 
 from config import printable
+from derived import kv_name, total_s, tpot_s
 from results import Row, to_json
-from stats import median
 
 FLAG_WORDS = {
     "noisy": "decode times vary a lot",
@@ -69,11 +68,5 @@ def _derived(row: Row) -> dict[str, Any]:
     figures: dict[str, Any] = {"interval": interval}
     if row.depth is not None and row.prompt_len is not None:
         figures["filled"] = row.depth + row.prompt_len
-    if row.k_format and row.v_format:
-        figures["kv_format"] = ",".join(dict.fromkeys([row.k_format, row.v_format]))
-    if row.decode_tok_s and row.batch_size:
-        figures["tpot_s"] = row.batch_size / row.decode_tok_s
-    decode_samples_s = row.decode_samples_s or (0.0,) * len(row.ttft_samples_s)
-    if row.ttft_samples_s and len(decode_samples_s) == len(row.ttft_samples_s):
-        figures["total_s"] = median(map(operator.add, row.ttft_samples_s, decode_samples_s))
-    return figures
+    found = {"kv_format": kv_name(row), "tpot_s": tpot_s(row), "total_s": total_s(row)}
+    return figures | {name: value for name, value in found.items() if value is not None}

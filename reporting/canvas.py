@@ -7,7 +7,7 @@ import csv
 import io
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import cycle, islice
 from pathlib import Path
@@ -79,10 +79,13 @@ def figure_of(footer: str, **grid: Any) -> "Iterator[tuple[Figure, Any]]":
 
 def footer(rows: Sequence[Row], points: Sequence[Point]) -> str:
     """Where the rows come from, and why some of them failed."""
-    lines = source_lines(rows)
-    lines += sorted({f"x {p['series']}: {p['status']}: {p['reason']}" for p in failures(points)})
-    wrapped = (textwrap.fill(printable(line, 400), LINE_WIDTH) for line in lines)
-    return "\n".join(wrapped)
+    causes = sorted({f"x {p['series']}: {p['status']}: {p['reason']}" for p in failures(points)})
+    return small_words([*source_lines(rows), *causes], 400)
+
+
+def small_words(lines: Iterable[str], limit: int) -> str:
+    """Lines of at most so many characters, folded to the width of the figure."""
+    return "\n".join(textwrap.fill(printable(line, limit), LINE_WIDTH) for line in lines)
 
 
 def _add_legend(figure: "Figure") -> None:
@@ -208,14 +211,25 @@ def save(figure: "Figure", points: Sequence[Point], path: Path) -> list[Path]:
     Raises:
         UserError: naming the file that cannot be written.
     """
-    png = io.BytesIO()
-    figure.savefig(png, format="png", dpi=DPI)
-    svg = '<?xml version="1.0" encoding="utf-8"?>\n' + svg_text(figure, path.name)
-    return [
-        write(path.with_suffix(".svg"), svg.encode()),
-        write(path.with_suffix(".png"), png.getvalue()),
-        write(path.with_suffix(".csv"), csv_text(points).encode()),
-    ]
+    names = [path.with_suffix(suffix) for suffix in PICTURES]
+    written = [write(name, PICTURES[name.suffix](figure, path.name)) for name in names]
+    return [*written, write(path.with_suffix(".csv"), csv_text(points).encode())]
+
+
+def svg_file(figure: "Figure", name: str) -> bytes:
+    """The figure as an SVG file."""
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{svg_text(figure, name)}'.encode()
+
+
+def png_file(figure: "Figure", name: str) -> bytes:  # noqa: ARG001  (as svg_file)
+    """The figure as a PNG file."""
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=DPI)
+    return stream.getvalue()
+
+
+PICTURES = {".png": png_file, ".svg": svg_file}
+"""How a figure becomes a file, by the end of its name."""
 
 
 def write(path: Path, data: bytes) -> Path:

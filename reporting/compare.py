@@ -14,7 +14,7 @@ from config import MISSING, UserError, flag, printable
 from reporting.compare_text import EXPLANATION, Judged, text
 from reporting.matching import Comparison, by_arm, by_file, by_setting, usable, varied
 from reporting.metrics import DEFAULT_METRICS, METRICS
-from reporting.select import select
+from reporting.select import FILE_HELP, select
 from reporting.verdict import Rule, Verdict, judge
 
 GATED = {"SLOWER", "LARGER", "WORSE"}
@@ -26,7 +26,7 @@ AB = "python scripts/sweep.py ab -- FLAGS_A -- FLAGS_B"
 class CompareConfig:
     """Set rows against rows: ratios, intervals, and a word where the rows bear one."""
 
-    a: str = flag(MISSING, help="FILE, FILE:LINE or FILE:column=value,..")
+    a: str = flag(MISSING, help=FILE_HELP)
     b: str | None = flag(None, positional=True, help="the same; without it, see --vary")
     vary: str = flag(
         "", help="columns that may differ, with commas; kv: both cache formats; one file without:"

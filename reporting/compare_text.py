@@ -3,11 +3,12 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from reporting.matching import SYSTEM, Comparison
+from reporting.matching import Comparison
 from reporting.metrics import Kind
 from reporting.select import text_of
+from reporting.table import markdown_line
 from reporting.verdict import CONFIDENCE, MIN_PAIRS, MIN_PROCESSES, Verdict
-from results import COLUMNS
+from results import SPECS, SYSTEM
 from stats import mean_interval
 
 Judged = tuple[Comparison, list[Verdict]]
@@ -81,12 +82,12 @@ def table(judged: Sequence[Judged], names: Sequence[str]) -> str:
         if not alike:
             start.append(f"{ends(comparison, 0)} -> {ends(comparison, 1)}")
         rows += [[*start, *cells(verdict)] for verdict in found]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join(map(markdown_line, rows))
 
 
 def cells(verdict: Verdict) -> list[str]:
     """A figure, both sides, the change with its interval, n and the word."""
-    column = COLUMNS[verdict.metric.name].metadata["column"]
+    column = SPECS[verdict.metric.name]
     is_quality = verdict.metric.kind is Kind.QUALITY
     spec, unit = ("+.1e", "") if is_quality else (".3f", "x")
     change = f"{verdict.ratio:{spec}}{unit}"

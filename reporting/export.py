@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from config import MISSING, flag
-from reporting.derived import cells
-from reporting.select import FILE_HELP, WHERE_HELP, select_newest
+from reporting.select import FILE_HELP, WHERE_HELP, cells, select_newest
 from reporting.table import Table, markdown, raw
 from results import COLUMNS, Row, to_json
 

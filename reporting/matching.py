@@ -7,13 +7,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from config import UserError, printable
+from derived import kv_name
 from reporting.origin import ORIGIN_FLAG
-from results import COLUMNS, Row
+from results import COLUMNS, KEY, SYSTEM, Row
 
-KEY: tuple[str, ...] = tuple(name for name, item in COLUMNS.items() if item.metadata["column"].key)
-SYSTEM: tuple[str, ...] = tuple(
-    name for name, item in COLUMNS.items() if item.metadata["column"].system
-)
 SHORT = {"kv": ("k_format", "v_format")}  # of --vary
 ORIGIN_KEY = ("model", "dtype", "k_format", "v_format")  # all that torchao's rows tell
 WORTHLESS = {"check_failed", "streamed", "ragged"}  # flags: such a row is compared with nothing
@@ -85,7 +82,7 @@ def by_setting(
     found = []
     for group in grouped(rows, same).values():
         sides = {
-            ",".join(values): side if "commit" in vary else newest(side)
+            ",".join(values): side if "commit" in vary else of_newest_commit(side)
             for values, side in grouped(group, vary).items()
         }
         first = base if base is not None else next(iter(sides))
@@ -106,7 +103,10 @@ def by_file(
     if not across:
         same += SYSTEM
     of_a, of_b = grouped(a, same), grouped(b, same)
-    found = [compared(newest(of_a[key]), newest(of_b[key])) for key in of_a if key in of_b]
+    pairs = [(of_a[key], of_b[key]) for key in of_a if key in of_b]
+    found = [
+        compared(of_newest_commit(side_a), of_newest_commit(side_b)) for side_a, side_b in pairs
+    ]
     refused = [refusal(of_b[key][-1], a, same) for key in of_b if key not in of_a]
     return found, refused
 
@@ -119,7 +119,7 @@ def grouped(rows: Iterable[Row], names: Collection[str]) -> dict[tuple[str, ...]
     return groups
 
 
-def newest(rows: Sequence[Row]) -> list[Row]:
+def of_newest_commit(rows: Sequence[Row]) -> list[Row]:
     """Those of the commit that was measured last: others are of another program."""
     return [row for row in rows if row.commit == rows[-1].commit]
 
@@ -147,7 +147,7 @@ def refusal(row: Row, others: Sequence[Row], same: Iterable[str]) -> str:
 
 def label(row: Row) -> str:
     """A row in a few words."""
-    cache = ",".join(filter(None, dict.fromkeys([row.k_format, row.v_format])))
+    cache = kv_name(row)
     stored = "" if row.depth is None else f"depth {row.depth}"
     weights = f"{row.weight_format} weights" if row.weight_format else ""
     return ", ".join(filter(None, [row.model, weights, f"{cache} cache" if cache else "", stored]))

@@ -1,12 +1,11 @@
 """What of two rows is compared: which figure, in which direction, and when it has changed."""
 
-import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from results import COLUMNS, Row
-from stats import median
+from derived import decode_rates, overall_tok_s, prefill_rates
+from results import SPECS, Row
 
 MIB_IN_GB = (1 << 20) / 1e9
 
@@ -38,7 +37,7 @@ class Metric:
 
     @property
     def higher_is_better(self) -> bool:
-        return COLUMNS[self.name].metadata["column"].better == "higher"
+        return SPECS[self.name].better == "higher"
 
     def value(self, row: Row) -> float | None:
         """The row's figure; of the rate over the whole run, as torchao counts, also of ours."""
@@ -51,26 +50,6 @@ class Metric:
         """The verdict on a real change of the figure."""
         good, bad = self.kind.value
         return good if (change > 0) == self.higher_is_better else bad
-
-
-def decode_rates(row: Row) -> list[float]:
-    """tok/s of each sample: N - 1 steps of all sequences in its decode time."""
-    steps = (row.new_tokens or 1) - 1
-    return [(row.batch_size or 1) * steps / seconds for seconds in row.decode_samples_s]
-
-
-def prefill_rates(row: Row) -> list[float]:
-    """Prompt tok/s of each sample."""
-    tokens = (row.batch_size or 1) * (row.prompt_len or 0)
-    return [tokens / seconds for seconds in row.ttft_samples_s]
-
-
-def overall_tok_s(row: Row) -> float | None:
-    """New tokens over the time from the prompt to the last of them, of the median sample."""
-    if not row.new_tokens or len(row.ttft_samples_s) != len(row.decode_samples_s):
-        return None
-    totals = list(map(operator.add, row.ttft_samples_s, row.decode_samples_s))
-    return row.new_tokens / median(totals) if totals else None
 
 
 METRICS = {

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from derived import decode_rates, mean_filled, roofline_tok_s, tpot_s
 from reporting.canvas import (
     GREY,
     count_axis,
@@ -15,7 +16,6 @@ from reporting.canvas import (
     panels,
     styles,
 )
-from reporting.derived import decode_range_tok_s, mean_filled, roofline_tok_s, tpot_ms
 from reporting.series import Point, by_series, drawn, point, twin_of, with_labels
 from results import Row
 from stats import LinearFit, linear_fit
@@ -40,7 +40,7 @@ def decode_points(rows: Sequence[Row]) -> list[Point]:
     """Decode rate with the range of its samples, the roofline, and the rate relative to bf16."""
     points = []
     for name, row in with_labels(rows, WITH_DEPTH):
-        slowest, fastest = decode_range_tok_s(row) or (None, None)
+        tok_s = decode_rates(row)
         ratio, ratio_ci_pct = ratio_to(twin_of(row, rows), row)
         points.append(
             point(
@@ -48,8 +48,8 @@ def decode_points(rows: Sequence[Row]) -> list[Point]:
                 row,
                 mean_filled=filled(row),
                 decode_tok_s=row.decode_tok_s,
-                slowest_tok_s=slowest,
-                fastest_tok_s=fastest,
+                slowest_tok_s=min(tok_s, default=None),
+                fastest_tok_s=max(tok_s, default=None),
                 roofline_tok_s=roofline_tok_s(row),
                 ratio_to_bf16=ratio,
                 ratio_ci_pct=ratio_ci_pct,
@@ -122,16 +122,16 @@ def step_points(rows: Sequence[Row]) -> list[Point]:
     """Time per token, its range, and what the straight line through its series gives there."""
     points = []
     for name, row in with_labels(rows, WITH_DEPTH):
-        tok_s = decode_range_tok_s(row)
-        batch = row.batch_size or 1
+        own_s = [(row.batch_size or 1) / tok_s for tok_s in decode_rates(row)]
+        middle_s = tpot_s(row)
         points.append(
             point(
                 name,
                 row,
                 mean_filled=filled(row),
-                tpot_ms=tpot_ms(row),
-                fastest_ms=1000 * batch / tok_s[1] if tok_s else None,
-                slowest_ms=1000 * batch / tok_s[0] if tok_s else None,
+                tpot_ms=middle_s and 1000 * middle_s,
+                fastest_ms=1000 * min(own_s) if own_s else None,
+                slowest_ms=1000 * max(own_s) if own_s else None,
                 fit_ms=None,
             )
         )

@@ -1,7 +1,5 @@
 """The picture of `generate.py --memory_profile`: memory over time, phases, what was expected."""
 
-import io
-import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -9,16 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from config import UserError, printable
 from durable import check_writable
-from reporting.canvas import COLOURS, DPI, GREY, LINE_WIDTH, csv_text, figure_of, svg_text, write
+from reporting.canvas import COLOURS, GREY, PICTURES, csv_text, figure_of, small_words, write
 from reporting.matching import label
 from reporting.series import source_lines
 from results import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-SUFFIXES = (".png", ".svg")
 LEAST_SHARE = 0.012  # of the time: shorter phases get no name of their own in the picture
 
 
@@ -32,9 +28,9 @@ class Sample(NamedTuple):
 
 def check_picture(path: Path) -> None:
     """Refuse a name that says no kind of picture, or that cannot be written."""
-    if path.suffix not in SUFFIXES:
+    if path.suffix not in PICTURES:
         raise UserError(
-            f"--memory_profile {printable(str(path))}: must end in {' or '.join(SUFFIXES)}"
+            f"--memory_profile {printable(str(path))}: must end in {' or '.join(PICTURES)}"
         )
     check_writable(path)
 
@@ -55,21 +51,11 @@ def save_timeline(
         UserError: matplotlib is missing, or a file cannot be written.
     """
     words = [label(row), *source_lines([row]), row.repro]
-    lines = "\n".join(textwrap.fill(printable(line, 1000), LINE_WIDTH) for line in words)
-    with figure_of(lines) as (figure, grid):
+    with figure_of(small_words(words, 1000)) as (figure, grid):
         draw(grid[0][0], samples, parts)
     points = [sample._asdict() for sample in samples]
     write(path.with_suffix(".csv"), csv_text(points).encode())
-    write(path, picture(figure, path))
-
-
-def picture(figure: "Figure", path: Path) -> bytes:
-    """The bytes of a figure in the format of a file's name."""
-    if path.suffix == ".svg":
-        return ('<?xml version="1.0" encoding="utf-8"?>\n' + svg_text(figure, path.stem)).encode()
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=DPI)
-    return stream.getvalue()
+    write(path, PICTURES[path.suffix](figure, path.stem))
 
 
 def draw(axes: "Axes", samples: Sequence[Sample], parts: Mapping[str, int]) -> None:

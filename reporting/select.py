@@ -7,9 +7,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from config import UserError, printable
-from reporting.matching import SYSTEM
 from reporting.origin import ORIGIN_FLAG, scan_origin
-from results import COLUMNS, Row, RowError, parse_row, read_rows
+from results import COLUMNS, SPECS, SYSTEM, Row, RowError, format_row, parse_row, read_rows
 
 FILE_HELP = "FILE, FILE:LINE or FILE:column=value,.."
 WHERE_HELP = "only rows with these values: column=value,..; a column named twice: either value"
@@ -98,9 +97,19 @@ def _texts(row: Row, name: str) -> set[str]:
 def text_of(row: Row, name: str) -> str:
     """A column as the row's line has it, without unit and escapes; absent: empty."""
     value = getattr(row, name)
-    spec = COLUMNS[name].metadata["column"].format
+    spec = SPECS[name].format
     values = value if isinstance(value, tuple) else (value,) * (value is not None)
     return ";".join(format(one, spec) for one in values)
+
+
+def cells(row: Row) -> dict[str, str]:
+    """The text of each column that applies, as it stands in the row's line, without its unit."""
+    head, _, repro = format_row(row).partition(", repro: ")
+    texts = dict(cell.split("=", 1) for cell in head.split(", "))
+    for name, text in texts.items():
+        unit = SPECS[name].unit
+        texts[name] = text.removesuffix(f" {unit}") if unit else text
+    return texts | {"repro": repro}
 
 
 def newest(rows: Iterable[Row]) -> list[Row]:

@@ -4,14 +4,13 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from config import printable
-from reporting.derived import kv_name
-from results import COLUMNS, Row
+from derived import kv_name
+from results import COLUMNS, KEY, SYSTEM, Row
 
 Point = dict[str, Any]
 """What is plotted of one row: a line of the CSV."""
 
-ROLES = {name: item.metadata.get("column") for name, item in COLUMNS.items()}
-IDENTITY = ["model"] + [name for name, role in ROLES.items() if role and (role.key or role.system)]
+IDENTITY = [name for name in COLUMNS if name in ("model", *KEY, *SYSTEM)]
 NOT_IN_A_LABEL = {"schema", "kind", "k_format", "v_format", "depth_fill"}
 
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from config import MISSING, UserError, flag, printable
-from reporting.derived import kv_name
+from derived import kv_name
 from reporting.select import ALL_HELP, FILE_HELP, WHERE_HELP, select_newest, text_of
-from results import COLUMNS, Column, Row
+from results import COLUMNS, SPECS, Row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Table:
 
 def raw(name: str) -> TableColumn:
     """A field of the rows as it stands there, without escapes."""
-    spec = COLUMNS[name].metadata["column"] if name != "key" else Column()
+    spec = SPECS[name]
     is_setting = spec.key or spec.system or name == "model"
     return TableColumn(
         heading=name,
@@ -79,7 +79,7 @@ def figure(heading: str, name: str, spec: str, scale: float = 1) -> TableColumn:
         text=text,
         role="figure",
         order=lambda row: getattr(row, name),
-        better=COLUMNS[name].metadata["column"].better,
+        better=SPECS[name].better,
     )
 
 
@@ -194,14 +194,15 @@ def markdown(table: Table) -> str:
     """The table, and below it what is equal in all rows."""
     head = [column.heading for column in table.columns]
     rule = ["---:" if column.role == "figure" else "---" for column in table.columns]
-    lines = [_markdown_line(line) for line in (head, rule, *table.lines())]
+    lines = [markdown_line(line) for line in (head, rule, *table.lines())]
     if table.equal:
         equal = "; ".join(f"{name} {value}" for name, value in table.equal.items())
         lines += ["", f"In all rows: {_escaped(equal)}."]
     return "\n".join(lines)
 
 
-def _markdown_line(line: Sequence[str]) -> str:
+def markdown_line(line: Sequence[str]) -> str:
+    """Cells in which nothing is a mark of Markdown's tables, and no control character."""
     return f"| {' | '.join(map(_escaped, line))} |"
 
 

@@ -23,9 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import kernels.product
 import machine
 from config import UserError, flag
-from kernels.quantized import QuantizedWeight, quantized_linear
+from kernels.quantized import QuantizedWeight
 from scripts.attention_methods import Call, Method, Pass, interleaved_s, num_layers
 from stats import median, spread_pct
 
@@ -95,14 +96,17 @@ def coded_weight(
 
 
 def choose_methods(shape: tuple[int, int], x: Tensor) -> Iterator[Method]:
-    """Bf16 through the library, then what reads codes."""
-    product: Callable[..., Tensor] = quantized_linear
+    """Dense, also through the library, then what reads codes."""
+    product: Callable[..., Tensor] = kernels.product.product
     if x.device.type == "cuda":
-        product = torch.compile(quantized_linear, dynamic=False)  # as a decode step is
+        product = torch.compile(product, dynamic=False)  # as a decode step is
 
-    def dense() -> Call:
-        weight = dense_weight(shape, x.device)
-        return lambda: F.linear(x, weight)
+    def dense(multiply: Callable[..., Tensor]) -> Callable[[], Call]:
+        def make_layer() -> Call:
+            weight = dense_weight(shape, x.device)
+            return lambda: multiply(x, weight)
+
+        return make_layer
 
     def coded(bits: int, group: int) -> Callable[[], Call]:
         def make_layer() -> Call:
@@ -112,7 +116,8 @@ def choose_methods(shape: tuple[int, int], x: Tensor) -> Iterator[Method]:
         return make_layer
 
     size = shape[0] * shape[1]
-    yield Method("bf16", dense, 2 * size, 2 * size)
+    yield Method("bf16", dense(product), 2 * size, 2 * size)
+    yield Method("bf16, F.linear", dense(F.linear), 2 * size, 2 * size)
     for name, bits, group in (("int8", 8, shape[1]), ("int4:32", 4, 32)):
         nbytes = coded_weight(shape, torch.device("cpu"), bits, group).nbytes
         yield Method(name, coded(bits, group), nbytes, nbytes)

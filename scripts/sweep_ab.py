@@ -14,9 +14,8 @@ from scripts import sweep_cases
 from scripts.sweep_cases import Order, Planned
 from scripts.sweep_config import AbConfig
 from scripts.sweep_lock import device_lock, run_folder
-from scripts.sweep_process import last_lines, run_case
 from scripts.sweep_rows import Place, now, row_of, rows_of
-from scripts.sweep_run import timeout_of
+from scripts.sweep_run import run_planned, timeout_of
 from scripts.sweep_sections import Case
 from scripts.sweep_show import Progress, time_text
 
@@ -100,14 +99,8 @@ class Pairing:
         name = f"{arm} of pair {round_}"
         progress.begins(name)
         log_file = folder / f"{2 * round_ - (arm == 'A'):03}.log"
-        command = sweep_cases.command_of(planned.program, planned.words)
-        try:
-            timeout_s = timeout_of(planned, self._config.timeout_s)
-            ended = run_case(command, log_file, timeout_s, self._lock)
-        except KeyboardInterrupt:
-            log.info("%s", last_lines(log_file, 2))
-            log.info("to go on: %s", self._command(folder.name))
-            raise
+        timeout_s = timeout_of(planned, self._config.timeout_s)
+        ended = run_planned(planned, log_file, timeout_s, self._lock, self._command)
         row = row_of(planned, Place(run=folder.name, round=round_, arm=arm), ended, began)
         append(self._results, row)
         is_good = row.status == "ok" and ended.error is None

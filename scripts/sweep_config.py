@@ -13,6 +13,7 @@ from scripts.sweep_sections import SECTIONS
 DEFAULT_SECTION = "kv"
 DEFAULT_RESULTS = "benchmark_results.txt"
 RESULTS_HELP = f"file to read and to append to, default: {DEFAULT_RESULTS}"
+TIMEOUT_HELP = "end a case after so long; default: 600, or 5 times what is expected"
 C = TypeVar("C", "RunConfig", "AbConfig")
 LISTED = "; ".join(f"{name}: {section.about}" for name, section in SECTIONS.items())
 
@@ -36,9 +37,7 @@ class RunConfig:
     rerun: bool = flag(False, help="also cases that have a row; with --resume: of another run")
     only_failed: bool = flag(False, help="only cases whose last row says that they failed")
     fail_fast: bool = flag(False, help="stop at the first case that fails")
-    timeout_s: float | None = flag(
-        None, minimum=1, help="end a case after so long; default: 600, or 5 times what is expected"
-    )
+    timeout_s: float | None = flag(None, minimum=1, help=TIMEOUT_HELP)
     resume: str | None = flag(None, help="go on under this name of an earlier run")
     debug: bool = flag(False, repro=False, help="show the traceback of an error")
 
@@ -67,9 +66,7 @@ class AbConfig:
 
     pairs: int | None = flag(None, minimum=1, help="default: 6 on CUDA, 10 elsewhere")
     results: str | None = flag(None, help=f"{RESULTS_HELP}; two rows per pair")
-    timeout_s: float | None = flag(
-        None, minimum=1, help="end a case after so long; default: 600, or 5 times what is expected"
-    )
+    timeout_s: float | None = flag(None, minimum=1, help=TIMEOUT_HELP)
     resume: str | None = flag(
         None, help="go on with this run, whose flags they are, after its last whole pair"
     )

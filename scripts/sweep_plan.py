@@ -28,7 +28,7 @@ import torch
 import eval_plan
 import machine
 import preflight
-from accounting import describe_bytes
+from accounting import PROGRAM, describe_bytes
 from checkpoint import Checkpoint
 from config import (
     RANDOM_PREFIX,
@@ -55,9 +55,6 @@ from weight_formats import describe_formats, parameter_shapes
 
 MAX_TILE = 128
 """`MAX` is a multiple of it."""
-
-PROGRAM = "Python and torch"
-"""The part of the expected memory that is neither weights, cache nor scratch."""
 
 Config = GenerateConfig | EvalConfig
 

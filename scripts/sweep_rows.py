@@ -6,10 +6,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from config import describe
-from results import COLUMNS, Row
+from results import COLUMNS, SYSTEM, Row
 from scripts.sweep_cases import Planned
 from scripts.sweep_process import Ended
-from scripts.sweep_time import SYSTEM
 
 FAILED = ("oom", "error", "timeout", "interrupted")
 SAME = ("commit", *SYSTEM)

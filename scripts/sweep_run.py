@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -182,16 +182,9 @@ class Sweep:
         return is_good
 
     def _run_case(self, turn: Turn, folder: Path) -> Ended:
-        planned = turn.planned
-        timeout_s = timeout_of(planned, self._config.timeout_s)
+        timeout_s = timeout_of(turn.planned, self._config.timeout_s)
         log_file = folder / f"{turn.number:03}.log"
-        command = sweep_cases.command_of(planned.program, planned.words)
-        try:
-            return run_case(command, log_file, timeout_s, self._lock)
-        except KeyboardInterrupt:
-            log.info("%s", last_lines(log_file, 2))
-            log.info("to go on: %s", self._command(folder.name))
-            raise
+        return run_planned(turn.planned, log_file, timeout_s, self._lock, self._command)
 
     def _after_oom(self, planned: Planned) -> str:
         """Why not to try a case: one that needs no more, of the same formats, had no memory."""
@@ -208,6 +201,23 @@ class Sweep:
 
 
 ALIKE = ("kind", "model", "k_format", "v_format", "weight_format", "dtype")
+
+
+def run_planned(
+    planned: Planned, log_file: Path, timeout_s: float, lock: int, resume: Callable[[str], str]
+) -> Ended:
+    """Run a case as `run_case` does; interrupted, say where it was and how to go on.
+
+    Args:
+        resume: the command that goes on with a run, by its name.
+    """
+    command = sweep_cases.command_of(planned.program, planned.words)
+    try:
+        return run_case(command, log_file, timeout_s, lock)
+    except KeyboardInterrupt:
+        log.info("%s", last_lines(log_file, 2))
+        log.info("to go on: %s", resume(log_file.parent.name))
+        raise
 
 
 def timeout_of(planned: Planned, asked_s: float | None) -> float:

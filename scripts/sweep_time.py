@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from results import COLUMNS, Row
+from results import SYSTEM, Row
 from stats import linear_fit, median
 
 START_S = 10.0
@@ -18,7 +18,6 @@ LOAD_GB_S = 0.2
 WARMUPS = 2
 WARMUP_STEPS = 32
 ALIKE = ("kind", "model", "k_format", "v_format", "weight_format", "dtype", "compile", "threads")
-SYSTEM = tuple(name for name, item in COLUMNS.items() if item.metadata["column"].system)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,7 @@ LAYERS = [
     {"programs", "quality"},
     {"durable", "kv_formats", "chat_template", "tokenizer_base"},
     {"kernels", "tokenizer_gguf", "tokenizer", "tokenizer_files", "tokenizer_trial", "results"},
+    {"derived"},
     {"summary"},
     {"reporting"},
     {"model_config"},

@@ -28,6 +28,7 @@ def test_a_format_counts_the_bytes_that_it_reads():
     bytes_of = {method.name: method.read_bytes for method in choose_methods((96, 64), x)}
     assert bytes_of == {
         "bf16": 2 * 96 * 64,
+        "bf16, F.linear": 2 * 96 * 64,
         "int8": 96 * 64 + 4 * 96,  # a scale per row, fp32
         "int4:32": 96 * 32 + 96 * 2 * (2 + 2),  # scales and mins of two groups, fp16
     }
@@ -37,16 +38,19 @@ def test_every_format_is_timed_with_its_own_weight(capsys, monkeypatch):
     seen = []
 
     def recorded(x, weight):
-        seen.append((weight.bits, weight.group, *x.shape))
+        kind = (weight.bits, weight.group) if isinstance(weight, QuantizedWeight) else (16, 0)
+        seen.append((*kind, *x.shape))
         return x
 
-    monkeypatch.setattr(bench_linear, "quantized_linear", recorded)
+    monkeypatch.setattr(bench_linear.kernels.product, "product", recorded)
     monkeypatch.setattr(bench_linear, "num_layers", lambda *_: 2)
     main(BenchLinearConfig(shapes="96x64", rows="3", repeats=2, device="cpu"))
     # A warm-up and two turns over two weights.
-    assert sorted(seen) == [(4, 32, 3, 64)] * 6 + [(8, 64, 3, 64)] * 6
+    assert sorted(seen) == [(4, 32, 3, 64)] * 6 + [(8, 64, 3, 64)] * 6 + [(16, 0, 3, 64)] * 6
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(" | ")[2] for line in lines[4:]] == ["bf16", "int8", "int4:32"]
+    assert [line.split(" | ")[2] for line in lines[4:]] == [
+        *("bf16", "bf16, F.linear", "int8", "int4:32")
+    ]
 
 
 def test_codes_are_random_and_their_scales_are_those_of_the_format():

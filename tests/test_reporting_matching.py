@@ -7,9 +7,9 @@ from result_rows import in_turns, speed_row
 from test_reporting_origin import CLEAN, GLUED
 
 from config import UserError
-from reporting.matching import KEY, by_arm, by_file, by_setting, usable, varied
+from reporting.matching import by_arm, by_file, by_setting, usable, varied
 from reporting.origin import parse_origin
-from results import COLUMNS, KINDS
+from results import COLUMNS, KEY, KINDS
 
 BF16 = {"k_format": "bf16", "v_format": "bf16"}
 OTHER = {str: "other", int: 7, bool: False, float: 0.5}

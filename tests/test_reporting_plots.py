@@ -252,7 +252,7 @@ def test_the_command_writes_three_files_per_plot(tmp_path, capsys):
     assert err == ""
     files = [Path(line) for line in out.splitlines()]
     assert [file.name for file in files] == [
-        f"{name}.{kind}" for name in PLOTS for kind in ("svg", "png", "csv")
+        f"{name}.{kind}" for name in PLOTS for kind in ("png", "svg", "csv")
     ]
     for file in files:
         data = file.read_bytes()

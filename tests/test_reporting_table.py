@@ -8,10 +8,9 @@ from sweep_rows import failed_row, quality_row, speed_row, sweep
 
 from command import run_one_of
 from reporting.commands import COMMANDS
-from reporting.derived import cells
-from reporting.select import SYSTEM, newest
+from reporting.select import cells, newest
 from reporting.table import DEFAULT, make_table, markdown
-from results import COLUMNS, append, read_rows
+from results import COLUMNS, SYSTEM, append, read_rows
 from scripts import readme
 
 ROOT = Path(readme.__file__).parent.parent
@@ -53,7 +52,7 @@ def test_the_figures_are_those_of_the_rows():
     (line,), below = parsed(markdown(make_table([row])))
     assert line["decode tok/s, ± 95 %"] == f"{row.decode_tok_s:.2f}"
     assert "depth 4096 synthetic; " in below
-    assert "K, V int8, bf16; " in below
+    assert "K, V int8,bf16; " in below
 
 
 def test_rows_are_sorted_by_their_settings_as_numbers():
