@@ -29,6 +29,9 @@ class Terminated(KeyboardInterrupt):
 Command = tuple[Callable[[Any], int | None], type]
 """What runs, and the dataclass of its flags."""
 
+OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError", "can't allocate memory", "std::bad_alloc")
+"""Words of errors, of which torch has no class of its own on the CPU."""
+
 EXIT_CODES = ((UserError, 2), (Terminated, 143), (KeyboardInterrupt, 130), (Exception, 1))
 
 
@@ -36,6 +39,11 @@ def failure(error: BaseException) -> dict[str, str]:
     """The part of a `--json` document that says how a run ended."""
     status = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
     return {"status": status, "error": describe(error)}
+
+
+def says_out_of_memory(words: str) -> bool:
+    """Whether an error, described in words, is that memory was refused."""
+    return any(word in words for word in OUT_OF_MEMORY)
 
 
 def exit_code(error: BaseException) -> int:

@@ -264,6 +264,9 @@ class GenerateConfig:
     )
     num_samples: int = flag(1, minimum=1, help="timed repeats; rows of benchmarks.sh use 5")
     ignore_eos: bool = flag(False, help="go on after an end token, to exactly --max_new_tokens")
+    check_tokens: int = flag(
+        64, minimum=0, help="new tokens by which a quantised cache is checked at the end, 0 = off"
+    )
     threads: int | None = flag(None, minimum=1, help="CPU threads; default: physical cores")
     memory_profile: Path | None = flag(
         None, repro=False, help="draw memory over time into this .png or .svg, and a .csv beside"

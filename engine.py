@@ -45,6 +45,11 @@ class Sampling:
         uniform = torch.empty(batch_size, width, device=generator.device)
         return -uniform.exponential_(generator=generator).log()
 
+    def no_noise(self, device: torch.device) -> Tensor | None:
+        """In place of `noise` for one row: the same step then chooses the likeliest id."""
+        noise = self.noise(1, torch.Generator(device))
+        return None if noise is None else torch.zeros_like(noise)
+
 
 def sample(logits: Tensor, sampling: Sampling, noise: Tensor | None) -> Tensor:
     """The next id of each row: [B, V] fp32 -> [B, 1]; -1 where a row has a NaN or +inf.

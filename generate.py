@@ -29,14 +29,15 @@ from preflight import Plan, preflight
 from report import Measured, make_row
 from reporting.plot_timeline import save_timeline
 from results import Row, append, format_row, to_json
+from self_check import is_quantized, self_check
 from summary import summary
 from tokenizer_base import Tokenizer
 
 log = logging.getLogger("kv_fast")
 
 
-def main(config: GenerateConfig) -> None:
-    """Check the request, load, warm up, measure, print, append one row."""
+def main(config: GenerateConfig) -> int:
+    """Check the request, load, warm up, measure, print, append one row; 1 if its check failed."""
     plan = preflight(config)
     memory = open_memory(config, plan)
     timeline = MemoryTimeline(plan.device)
@@ -55,6 +56,7 @@ def main(config: GenerateConfig) -> None:
     recordings = measured.recordings
     texts = [text_of(r.ids, prompt_ids, tokenizer, is_chat=config.chat) for r in recordings]
     report(config, row, texts)
+    return int(row.check == "fail")
 
 
 def shows_text(config: GenerateConfig) -> bool:
@@ -153,15 +155,21 @@ def measure(
     began = datetime.now(UTC)
     recordings = take_samples(config, runner, printer)
     timeline.add(recordings)
+    peak_bytes = max(fill_peak_bytes, memory.peak_bytes())
+    checked = None
+    if config.check_tokens and is_quantized(runner.request.formats):
+        timeline.begin("check")
+        checked = self_check(runner, config.check_tokens)
     return Measured(
         time=began,
         busy_cores=busy_cores,
         recordings=recordings,
         compile_s=max(0.0, first_s - second_s) if config.compile else None,
         base_bytes=memory.base_bytes,
-        peak_bytes=max(fill_peak_bytes, memory.peak_bytes()),
+        peak_bytes=peak_bytes,
         peak_is_sampled=memory.is_sampled,
         is_streamed=printer is not None,
+        checked=checked,
     )
 
 

@@ -17,6 +17,7 @@ from config import GenerateConfig, printable, repro_command
 from engine import Engine
 from measure import Recording, Runner
 from results import Row
+from self_check import Checked, is_quantized
 from stats import confidence_pct, median
 
 
@@ -33,6 +34,7 @@ class Measured:
         peak_bytes: of the depth fill, and from the second warm-up on.
         peak_is_sampled: short peaks may be missing.
         is_streamed: text was printed while the clock ran.
+        checked: what a quantised cache predicts; None: not asked for.
     """
 
     time: datetime
@@ -43,6 +45,7 @@ class Measured:
     peak_bytes: int
     peak_is_sampled: bool
     is_streamed: bool
+    checked: Checked | None = None
 
     @property
     def new_tokens(self) -> int:
@@ -74,6 +77,7 @@ def make_row(
         **_settings(config, runner, measured),
         **_speed(runner, measured),
         **_memory(runner, measured),
+        **_check(measured.checked),
         **system_columns(runner.engine),
     }
     return Row(**values, flags=tuple(_flags(values, runner, measured)))
@@ -136,6 +140,16 @@ def _memory(runner: Runner, measured: Measured) -> dict[str, Any]:
     }
 
 
+def _check(checked: Checked | None) -> dict[str, Any]:
+    if checked is None:
+        return {}
+    return {
+        "check": checked.verdict,
+        "check_kl": checked.kl,
+        "check_top1_pct": checked.top1_pct,
+    }
+
+
 def system_columns(engine: Engine) -> dict[str, Any]:
     """What ran a model: columns of every kind of row."""
     return {"attention": engine.attention, **machine.system_columns(engine.device)}
@@ -154,6 +168,13 @@ def _flags(values: dict[str, Any], runner: Runner, measured: Measured) -> Iterat
         yield "rss_sampled"
     if abs(values["unexplained_gb"]) > max(0.1 * values["expected_gb"], 0.256):
         yield "mem_unexplained"
+    if values.get("check") == "fail":
+        yield "check_failed"
+    if (
+        is_quantized((values["k_format"], values["v_format"]))
+        and values.get("check", "skipped") == "skipped"
+    ):
+        yield "unchecked"
     if (values["commit"] or "").endswith("-dirty"):
         yield "dirty"
 

@@ -126,6 +126,9 @@ class Row:
     attention: str | None = column(None)  # the implementation that answered
     expected_gb: float | None = column(None, unit="GB", format=".4f", better="lower")
     unexplained_gb: float | None = column(None, unit="GB", format=".4f", better="lower")
+    check: str | None = column(None)  # ok, warn, fail, skipped; this and the next: self_check.py
+    check_kl: float | None = column(None, **NATS)
+    check_top1_pct: float | None = column(None, unit="%", format=".2f", better="higher")
     compile_s: float | None = column(None, unit="s", format=".3f", better="lower")
     torch: str | None = column(None, system=True)
     threads: int | None = column(None, system=True)

@@ -19,6 +19,8 @@ FLAG_WORDS = {
     "synthetic": "the depth holds random values: speed and memory count, the text means nothing",
     "rss_sampled": "peak memory was sampled and may be too low",
     "mem_unexplained": "peak memory is far from the expected",
+    "unchecked": "the quantised cache was not checked",
+    "check_failed": "THE CACHE PREDICTS WRONGLY: these figures are worth nothing",
     "dirty": "the code has uncommitted changes",
 }
 SUMMARY = (
@@ -29,6 +31,8 @@ SUMMARY = (
     " measured peak",
     "memory     peak {peak_mem_gb:size}; weights {model_size_gb:size}, KV cache {kv_cache_gb:size}"
     " ({kv_format}), unexplained {unexplained_gb:size}",
+    "check      {check}: KL {check_kl:.1e} nat per token, {check_top1_pct:.1f} % of tokens as"
+    " without a cache",
     "compile    {compile_s:.1f} s (before the clock)",
     "total      {total_s:time} from prompt to last token",
 )

@@ -53,7 +53,8 @@ def is_synthetic(row: Row) -> bool:
 
 def point(name: str, row: Row, **figures: Any) -> Point:
     """What every CSV says of a row, around the figures of one plot."""
-    of_row = {"is_synthetic": is_synthetic(row), "status": row.status, "reason": row.error}
+    status = "check_failed" if row.check == "fail" else row.status
+    of_row = {"is_synthetic": is_synthetic(row), "status": status, "reason": row.error}
     return {"series": name, **figures, **of_row, "commit": row.commit, "key": row.key}
 
 

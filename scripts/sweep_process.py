@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from command import says_out_of_memory
 from config import printable
 from durable import signals_held
 
 GRACE_S = 10.0
 """Between asking a case to end and ending it."""
 
-OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError", "can't allocate memory", "std::bad_alloc")
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -87,7 +87,7 @@ def failed(code: int, document: dict[str, Any], log: Path, *, killed: bool) -> E
     status = document.get("status", "error")
     if status == "ok":  # a row of which it says itself that something is wrong with it
         return Ended(status="ok", error=how_it_ended(code), document=document)
-    if any(word in error for word in OUT_OF_MEMORY):
+    if says_out_of_memory(error):
         status = "oom"
     return Ended(status=status, error=printable(error), document=document)
 

@@ -45,7 +45,7 @@ LAYERS = [
     {"checkpoint", "checkpoint_summary", "fetch"},
     {"quantize", "engine", "request", "texts"},
     {"accounting", "measure", "scoring"},
-    {"needle", "memory_timeline"},
+    {"needle", "memory_timeline", "self_check"},
     {"report", "preflight"},
     {"eval_plan"},
     {"eval_report"},

@@ -25,8 +25,8 @@ FLAGS = [
     "max_new_tokens", "cache_size", "kv_cache_quantization", "quantization", "prefill_chunk",
     "dtype",
     "device", "compile", "temperature", "top_k", "seed",
-    "num_samples", "ignore_eos", "threads", "memory_profile", "write_result", "json",
-    "debug",
+    "num_samples", "ignore_eos", "check_tokens", "threads", "memory_profile",
+    "write_result", "json", "debug",
 ]  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from measure import Recording, Runner
 from report import Measured, make_row
 from request import Request
 from results import format_row, parse_row
+from self_check import Checked
 from summary import FLAG_WORDS
 
 DEPTH, PROMPT = 20, 5
@@ -75,6 +76,7 @@ def measured(*recordings, **changes):
         "peak_bytes": 401_000_000,
         "peak_is_sampled": False,
         "is_streamed": False,
+        "checked": Checked(verdict="ok", kl=1e-3, top1_pct=98.4375),
     }
     return Measured(**values | changes)
 
@@ -189,6 +191,30 @@ def test_ragged_samples_are_compared_by_their_mean_step(row_of):
     assert row.num_samples == len(row.ttft_samples_s) == 3
     assert row.flags == ("ragged",)
     assert parse_row(format_row(row)) == row
+
+
+@pytest.mark.parametrize(
+    ("checked", "flags"),
+    [
+        (Checked(verdict="ok", kl=1e-3, top1_pct=100.0), ()),
+        (Checked(verdict="warn", kl=0.02, top1_pct=93.75), ()),
+        (Checked(verdict="fail", kl=0.2, top1_pct=10.0), ("check_failed",)),
+        (Checked(verdict="fail"), ("check_failed",)),
+        (Checked(verdict="skipped"), ("unchecked",)),
+        (None, ("unchecked",)),
+    ],
+)
+def test_the_check_of_a_quantised_cache_is_in_the_row(checked, flags, row_of):
+    row = row_of(measured(checked=checked))
+    assert row.flags == flags
+    found = (row.check, row.check_kl, row.check_top1_pct)
+    assert found == ((checked.verdict, checked.kl, checked.top1_pct) if checked else (None,) * 3)
+    assert parse_row(format_row(row)) == row
+
+
+def test_a_plain_cache_needs_no_check(checkpoint, tiny_model):
+    runner = make_runner(tiny_model, formats=("fp32", "fp32"))
+    assert make_row(GenerateConfig(), checkpoint, runner, measured(checked=None)).flags == ()
 
 
 def samples(*decode_s):

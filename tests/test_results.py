@@ -55,7 +55,8 @@ CORE = (
     "kv_bytes_per_token depth decode_tok_s decode_ci_pct ttft_s "
     "prefill_tok_s overall_tok_s peak_mem_gb kv_cache_gb device_name bandwidth_gb_s mbu_pct "
     "model_size_gb weight_format dtype batch_size prompt_len new_tokens cache_len prefill_chunk "
-    "depth_fill ignore_eos compile attention expected_gb unexplained_gb compile_s torch threads "
+    "depth_fill ignore_eos compile attention expected_gb unexplained_gb check check_kl "
+    "check_top1_pct compile_s torch threads "
     "commit model_sha prompt_sha num_samples section run round arm flags ttft_samples_s "
     "decode_samples_s key repro"
 )
