@@ -164,13 +164,13 @@ def make_caches(
 
 
 def bytes_per_token(config: ModelConfig, formats: tuple[str, str]) -> int:
-    """Bytes that one cached token takes in all layers, codes and scales, K and V."""
+    """Bytes that one cached token takes in all layers, all parts of K and V."""
     per_head = sum(FORMATS[name].bytes_per_vector(config.head_dim) for name in formats)
     return config.num_layers * config.num_kv_heads * per_head
 
 
 def payload_bytes_per_token(config: ModelConfig, formats: tuple[str, str]) -> int:
-    """Of `bytes_per_token` the data; the rest is scales."""
+    """Of `bytes_per_token` the data; the rest is scales and zeros."""
     payloads = (FORMATS[name].parts(config.head_dim)[0] for name in formats)
     per_head = sum(payload.width * payload.dtype.itemsize for payload in payloads)
     return config.num_layers * config.num_kv_heads * per_head
@@ -211,7 +211,7 @@ def describe_caches(caches: nn.ModuleList) -> str:
     cache: KVCache = caches[0]  # type: ignore[assignment]
     payloads = cache.k_parts[0], cache.v_parts[0]
     data = len(caches) * sum(payload.nbytes for payload in payloads)
-    elements = len(caches) * sum(payload.numel() for payload in payloads)
+    elements = len(caches) * 2 * math.prod(cache.shape)
     scales = sum(buffer.nbytes for buffer in caches.buffers()) - data
     return (
         f"KV cache: {len(caches)} layers of K {cache.k_format}, V {cache.v_format}"

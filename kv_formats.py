@@ -31,7 +31,7 @@ class KVFormat:
     kl_limits: tuple[float, float] | None = None
 
     def parts(self, head_dim: int) -> tuple[Part, ...]:
-        """What is stored per vector."""
+        """What is stored per vector: its data first, then what scales them."""
         raise NotImplementedError
 
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -72,31 +72,78 @@ def round_up_to_bf16(x: Tensor) -> Tensor:
     return torch.where(x.isnan(), x, bits.view(torch.float32)).to(torch.bfloat16)
 
 
-class Int8(KVFormat):
-    """Symmetric int8, one bf16 scale per (token, KV head).
+def round_down_to_bf16(x: Tensor) -> Tensor:
+    """The largest bf16 values <= x; NaN stays."""
+    magnitude = x.float().abs()
+    towards_zero = (magnitude.view(torch.int32) & ~0xFFFF).view(torch.float32).to(torch.bfloat16)
+    return torch.where(x >= 0, towards_zero, -round_up_to_bf16(magnitude))
 
-    The scale is rounded up and the vector quantised with the rounded scale: rounding then costs no
-    accuracy and no code exceeds 127.
+
+def scale_of(extent: Tensor, levels: int) -> Tensor:
+    """The bf16 scale of codes 0 .. levels that reach `extent` >= 0; never 0.
+
+    It is rounded up and the vector quantised with the rounded scale: rounding then costs no
+    accuracy and no code exceeds `levels`.
     """
+    return round_up_to_bf16(extent.clamp(min=1e-8) / levels)
+
+
+class Symmetric(KVFormat):
+    """Codes of either sign with one bf16 scale per (token, KV head)."""
+
+    def __init__(self, dtype: torch.dtype, largest: int) -> None:
+        self.dtype, self.largest = dtype, largest
 
     kl_limits = (0.002, 0.01)
 
     def parts(self, head_dim: int) -> tuple[Part, ...]:
-        return Part("codes", head_dim, torch.int8), Part("scale", 1, torch.bfloat16)
+        return Part("codes", head_dim, self.dtype), Part("scale", 1, torch.bfloat16)
 
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
         x = x.float()
-        scale = round_up_to_bf16(x.abs().amax(-1, keepdim=True).clamp(min=1e-8) / 127)
-        return (x / scale.float()).round().to(torch.int8), scale
+        scale = scale_of(x.abs().amax(-1, keepdim=True), self.largest)
+        codes = x / scale.float()
+        rounded = codes if self.dtype.is_floating_point else codes.round()
+        return rounded.to(self.dtype), scale
 
     def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
         codes, scale = parts
         return (codes.float() * scale.float()).to(dtype)
 
 
+class Int4(KVFormat):
+    """Codes 0 .. 15 upwards from the vector's minimum, two a byte, even channels in the low halves.
+
+    One bf16 scale and one bf16 minimum, `zero`, per (token, KV head). The minimum is rounded down
+    before the scale is chosen, so that rounding makes the steps wider by 1 % at most where
+    channels have both signs, and no code leaves 0 .. 15.
+    """
+
+    def parts(self, head_dim: int) -> tuple[Part, ...]:
+        if head_dim % 2:
+            raise ValueError(f"int4 packs pairs of channels: head_dim {head_dim} is odd")
+        codes = Part("codes", head_dim // 2, torch.uint8)
+        return codes, Part("scale", 1, torch.bfloat16), Part("zero", 1, torch.bfloat16)
+
+    def encode(self, x: Tensor) -> tuple[Tensor, ...]:
+        x = x.float()
+        zero = round_down_to_bf16(x.amin(-1, keepdim=True))
+        above = x - zero.float()
+        scale = scale_of(above.amax(-1, keepdim=True), 15)
+        codes = (above / scale.float()).round().to(torch.uint8)
+        return codes[..., ::2] | codes[..., 1::2] << 4, scale, zero
+
+    def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+        packed, scale, zero = parts
+        codes = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
+        return (codes.float() * scale.float() + zero.float()).to(dtype)
+
+
 FORMATS: dict[str, KVFormat] = {
     "bf16": Plain(torch.bfloat16),
     "fp16": Plain(torch.float16),
     "fp32": Plain(torch.float32),
-    "int8": Int8(),
+    "int8": Symmetric(torch.int8, 127),
+    "fp8": Symmetric(torch.float8_e4m3fn, 448),
+    "int4": Int4(),
 }

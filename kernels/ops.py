@@ -57,6 +57,8 @@ def stored_attention(
         raise ValueError(f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
     if q.shape[2] > MAX_QUERIES:
         raise ValueError(f"{q.shape[2]} queries per call, at most {MAX_QUERIES}")
+    if {"fp8", "int4"} & {k_format, v_format}:
+        return reference.stored_attention(q, k, v, start_pos, k_format, v_format, sm_scale)
     return torch.ops.kv_fast.stored_attention(q, k, v, start_pos, k_format, v_format, sm_scale)
 
 

@@ -66,7 +66,7 @@ class Case(NamedTuple):
 def make_case(
     device, start_pos, formats=("int8", "int8"), *, shape=(1, 3, 1, 32), slots=256, q_dtype="fp32"
 ):
-    """shape: (Hkv, G, T, D). Slots that no query may read hold NaN, and 127 where codes are."""
+    """shape: (Hkv, G, T, D). Slots that no query may read hold NaN, and 127 where integers are."""
     num_kv_heads, group_size, num_queries, head_dim = shape
     generator = torch.Generator().manual_seed(0)
 

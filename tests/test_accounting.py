@@ -100,6 +100,9 @@ def test_known_models_have_their_known_sizes_in_bf16(config, stored_gb, read_gb)
         (LLAMA_31_8B, ("bf16", "int8"), (131072 + 66560) // 2),
         (SMOLLM2_135M, ("bf16", "bf16"), 23040),
         (SMOLLM2_135M, ("int8", "int8"), 11880),
+        (LLAMA_31_8B, ("fp8", "fp8"), 66560),
+        (LLAMA_31_8B, ("int8", "int4"), (66560 + 34816) // 2),
+        (SMOLLM2_135M, ("int4", "int4"), 6480),
     ],
 )
 def test_known_models_have_their_known_bytes_per_cached_token(config, formats, expected):
@@ -117,7 +120,7 @@ def test_the_kv_cache_is_as_large_as_its_tensors(config, k_format, v_format):
 
 
 @every_shape
-@pytest.mark.parametrize("kv_format", ["bf16", "int8"])
+@pytest.mark.parametrize("kv_format", ["bf16", "int8", "int4"])
 def test_expected_bytes_equal_what_is_then_allocated(config, kv_format):
     request = make_request(cache_len=384, formats=(kv_format, kv_format))
     expected = accounting.expected_bytes(request, config, torch.bfloat16)
@@ -160,7 +163,8 @@ def test_the_workspace_is_that_of_the_mlp_where_the_largest_chunk_is_large(reque
 
 @pytest.mark.parametrize(
     ("kv_format", "value_bytes"),
-    [("bf16", 0), ("int8", 2 + 2 + 4 + 4)],  # K and V, fp32 codes and product
+    [("bf16", 0), *((name, 2 + 2 + 4 + 4) for name in ("int8", "fp8", "int4"))],
+    # K and V, fp32 codes and product
 )
 @pytest.mark.parametrize(("depth", "slots"), [(90, 97), (10**5, PREFILL_BLOCK)])
 def test_the_workspace_behind_a_depth_holds_a_merge_and_one_decoded_block(

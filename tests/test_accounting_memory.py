@@ -75,14 +75,14 @@ def printed(code, *words):
     return map(int, done.stdout.split())
 
 
-@pytest.mark.parametrize("kv_format", ["bf16", "int8"])
+@pytest.mark.parametrize("kv_format", ["bf16", "int8", "int4"])
 def test_prefill_behind_128k_tokens_takes_the_declared_scratch_as_behind_16k(kv_format):
     at_16k, at_128k, declared = printed(LAST_CHUNK, kv_format)
     assert at_128k - at_16k < 500_000
     assert at_128k < declared + 4_000_000
 
 
-@pytest.mark.parametrize("kv_format", ["bf16", "int8"])
+@pytest.mark.parametrize("kv_format", ["bf16", "int8", "int4"])
 def test_a_synthetic_fill_of_128k_slots_takes_the_declared_scratch(kv_format):
     peak, declared = printed(SYNTHETIC_FILL, kv_format)
     assert peak < declared + 1_000_000

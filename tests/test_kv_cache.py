@@ -95,7 +95,7 @@ def test_a_bad_value_that_a_query_sees_stays_visible(bad, name, filled, implemen
 def poison(cache, start, codes, others):
     for part in (*cache.k_parts, *cache.v_parts):
         rows = as_rows(part)
-        rows[:, :, start:] = codes if part.dtype == torch.int8 else others
+        rows[:, :, start:] = others if part.is_floating_point() else codes
         overwrite_(part, rows)
 
 
@@ -105,7 +105,7 @@ def test_unwritten_slots_change_nothing_bit_for_bit(name, past_len, implementati
     torch.manual_seed(0)
     q, k, v = torch.randn(1, 6, 3, 64), torch.randn(1, 2, 3, 64), torch.randn(1, 2, 3, 64)
     answers = []
-    for codes, others in ((0x7F, torch.nan), (-1, 1e4)):
+    for codes, others in ((0x7F, torch.nan), (0x1F, 1e4)):
         cache, _, _ = filled_cache(name, name, (1, 2, 256, 64))
         poison(cache, 90, codes, others)
         answers.append(cache.attend(q, k, v, torch.tensor([90]), past_len))
@@ -121,7 +121,7 @@ def test_each_row_of_a_mixed_batch_equals_its_own_run_whatever_its_neighbours_ho
     for part in (*cache.k_parts, *cache.v_parts):
         rows = as_rows(part)
         for row in range(3):
-            rows[row, :, start[row] :] = 0x7F if part.dtype == torch.int8 else torch.nan
+            rows[row, :, start[row] :] = torch.nan if part.is_floating_point() else 0x7F
         overwrite_(part, rows)
     together = cache.attend(q, k, v, start)
     for row in range(3):
@@ -253,11 +253,15 @@ def test_bytes_per_token_is_what_the_tensors_take(name, shape):
 
 
 @pytest.mark.parametrize(
-    ("layers", "num_kv_heads", "head_dim", "bf16", "int8"),
-    [(32, 32, 128, 524288, 266240), (32, 8, 128, 131072, 66560), (30, 3, 64, 23040, 11880)],
+    ("layers", "num_kv_heads", "head_dim", "bf16", "int8", "int4"),
+    [
+        (32, 32, 128, 524288, 266240, 139264),
+        (32, 8, 128, 131072, 66560, 34816),
+        (30, 3, 64, 23040, 11880, 6480),
+    ],
     ids=["Llama-2-7B", "Llama-3.1-8B", "SmolLM2-135M"],
 )
-def test_bytes_per_token_of_known_models(layers, num_kv_heads, head_dim, bf16, int8):
+def test_bytes_per_token_of_known_models(layers, num_kv_heads, head_dim, bf16, int8, int4):
     config = ModelConfig(
         num_layers=layers,
         num_heads=num_kv_heads,
@@ -270,6 +274,9 @@ def test_bytes_per_token_of_known_models(layers, num_kv_heads, head_dim, bf16, i
     )
     assert bytes_per_token(config, ("bf16", "bf16")) == bf16
     assert bytes_per_token(config, ("int8", "int8")) == int8
+    assert bytes_per_token(config, ("fp8", "fp8")) == int8
+    assert bytes_per_token(config, ("int4", "int4")) == int4
+    assert bytes_per_token(config, ("int8", "int4")) == (int8 + int4) // 2
 
 
 def test_caches_are_buffers_that_are_not_saved():
@@ -279,9 +286,10 @@ def test_caches_are_buffers_that_are_not_saved():
 
 
 def test_the_description_is_read_from_the_tensors():
-    text = describe_caches(make_caches(TINY, ("int8", "bf16"), 1, 1280))
-    data = 3 * 2 * 1280 * 16 * (1 + 2) / 1e6
-    assert f"3 layers of K int8, V bf16 [1, 2, 1280, 16], {data:.1f} MB data" in text
+    text = describe_caches(make_caches(TINY, ("int8", "int4"), 1, 12800))
+    vectors = 3 * 2 * 12800 / 1e6
+    assert f"3 layers of K int8, V int4 [1, 2, 12800, 16], {vectors * (16 + 8):.1f} MB data" in text
+    assert f"+ {vectors * (2 + 2 + 2):.1f} MB scales (bf16: {vectors * 2 * 2 * 16:.1f})" in text
 
 
 @pytest.mark.parametrize(
@@ -294,5 +302,5 @@ def test_one_format_name_is_for_both_sides_and_two_are_for_k_and_v(spec, formats
 
 @pytest.mark.parametrize("spec", ["int3", "", "int8,", "int8,bf16,int8", "INT8"])
 def test_an_unknown_format_is_refused_with_the_list(spec):
-    with pytest.raises(UserError, match=r"give one of bf16, fp16, fp32, int8, or two as K,V"):
+    with pytest.raises(UserError, match=r"give one of bf16, fp16, fp32, int8, fp8, int4, or two as"):
         parse_formats(spec)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kv_formats import FORMATS, Int8, round_up_to_bf16
+from kv_formats import FORMATS, Int4, round_down_to_bf16, round_up_to_bf16
 
 VECTORS = {
     "normal": torch.randn(2, 3, 5, 64, generator=torch.Generator().manual_seed(0)),
@@ -13,8 +13,16 @@ VECTORS = {
     "huge": 1e30 * torch.randn(4, 64, generator=torch.Generator().manual_seed(3)),
 }
 # Largest error allowed per vector, relative to its largest element: half the spacing of the format.
-# int8: half of 1/127, and its bf16 scale is up to 2^-7 larger than needed.
-STEP = {"bf16": 2**-8, "fp16": 2**-11, "fp32": 0.0, "int8": 0.5 / 127 * (1 + 2**-7)}
+# A bf16 scale is up to 2^-7 larger than needed, int4's minimum that much lower. fp8 has steps of 32
+# below 448.
+STEP = {
+    "bf16": 2**-8,
+    "fp16": 2**-11,
+    "fp32": 0.0,
+    "int8": 0.5 / 127 * (1 + 2**-7),
+    "fp8": 16 / 448 * (1 + 2**-7),
+    "int4": 0.5 * (2 + 2**-7) / 15 * (1 + 2**-7),
+}
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -44,18 +52,49 @@ def test_slots_are_encoded_one_by_one(name):
 
 
 @pytest.mark.parametrize("vectors", VECTORS)
-def test_int8_codes_use_the_range_and_never_wrap(vectors):
+@pytest.mark.parametrize(("name", "largest", "reached"), [("int8", 127, 126), ("fp8", 448, 416)])
+def test_symmetric_codes_use_the_range_and_never_wrap(name, largest, reached, vectors):
     x = VECTORS[vectors]
-    codes, _ = Int8().encode(x)
-    assert bool((codes.abs() <= 127).all())
-    assert torch.equal(codes.sign().float(), torch.where(codes == 0, 0.0, x.sign()))
+    codes = FORMATS[name].encode(x)[0].float()
+    assert bool((codes.abs() <= largest).all())
+    assert torch.equal(codes.sign(), torch.where(codes == 0, 0.0, x.sign()))
     if vectors not in ("zeros", "tiny"):
-        assert bool((codes.abs().amax(-1) >= 126).all())
+        assert bool((codes.abs().amax(-1) >= reached).all())
 
 
-def test_a_zero_vector_comes_back_as_zeros():
-    codes, scale = Int8().encode(VECTORS["zeros"])
-    assert torch.equal(Int8().decode((codes, scale), torch.float32), VECTORS["zeros"])
+@pytest.mark.parametrize("vectors", VECTORS)
+def test_int4_codes_rise_with_the_channels_and_use_the_range(vectors):
+    x = VECTORS[vectors]
+    packed, _, _ = Int4().encode(x)
+    codes = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
+    in_order = codes.gather(-1, x.argsort(-1)).int()
+    assert bool((in_order.diff() >= 0).all())
+    if vectors not in ("zeros", "tiny"):
+        assert bool((in_order[..., 0] == 0).all())
+        assert bool((in_order[..., -1] == 15).all())
+
+
+@pytest.mark.parametrize("offset", [-3.0, 0.3, 100.0, -100.0])
+def test_int4_steps_are_a_15th_of_the_range_above_the_rounded_minimum(offset):
+    x = VECTORS["normal"] + offset
+    packed, scale, zero = Int4().encode(x)
+    lowest, highest = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
+    assert bool((zero.float() <= lowest).all())
+    assert bool((lowest - zero.float() <= 2**-7 * lowest.abs()).all())
+    assert bool((scale.float() <= (highest - zero.float()) / 15 * (1 + 2**-7)).all())
+    error = Int4().decode((packed, scale, zero), torch.float64) - x.double()
+    assert bool((error.abs() <= scale.double() / 2 + 2**-23 * x.double().abs()).all())
+
+
+def test_int4_of_an_odd_number_of_channels_is_refused():
+    with pytest.raises(ValueError, match="int4 packs pairs of channels: head_dim 63 is odd"):
+        Int4().parts(63)
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8", "int4"])
+def test_a_zero_vector_comes_back_as_zeros(name):
+    parts = FORMATS[name].encode(VECTORS["zeros"])
+    assert torch.equal(FORMATS[name].decode(parts, torch.float32), VECTORS["zeros"])
 
 
 def test_rounding_up_to_bf16_gives_the_next_value_not_below():
@@ -65,6 +104,15 @@ def test_rounding_up_to_bf16_gives_the_next_value_not_below():
     assert bool((up.float() >= x).all())
     assert bool((below.float() < x).all())
     assert torch.equal(round_up_to_bf16(up), up)
+
+
+def test_rounding_down_to_bf16_gives_the_next_value_not_above():
+    x = torch.randn(10_000, generator=torch.Generator().manual_seed(0)) * 100
+    down = round_down_to_bf16(x)
+    above = torch.nextafter(down, torch.tensor(torch.inf, dtype=torch.bfloat16))
+    assert bool((down.float() <= x).all())
+    assert bool((above.float() > x).all())
+    assert torch.equal(round_down_to_bf16(down), down)
 
 
 NOT_FINITE = {  # bits in fp32
