@@ -89,7 +89,7 @@ def scale_of(extent: Tensor, levels: int) -> Tensor:
 
 
 class Symmetric(KVFormat):
-    """Codes of either sign with one bf16 scale per (token, KV head)."""
+    """Codes of either sign with one bf16 scale per (token, KV head), which alone may not be finite."""
 
     def __init__(self, dtype: torch.dtype, largest: int) -> None:
         self.dtype, self.largest = dtype, largest
@@ -103,8 +103,8 @@ class Symmetric(KVFormat):
         x = x.float()
         scale = scale_of(x.abs().amax(-1, keepdim=True), self.largest)
         codes = x / scale.float()
-        rounded = codes if self.dtype.is_floating_point else codes.round()
-        return rounded.to(self.dtype), scale
+        codes = codes.nan_to_num(0.0) if self.dtype.is_floating_point else codes.round()
+        return codes.to(self.dtype), scale
 
     def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
         codes, scale = parts

@@ -183,10 +183,7 @@ class Transformer(nn.Module):
         """
         rope = self._rope(start_pos[:, None] + torch.arange(tokens.shape[1], device=tokens.device))
         x = self.embed_tokens(tokens)
-        has_kernels = all(cache.k_format not in ("fp8", "int4") for cache in caches) and all(
-            cache.v_format not in ("fp8", "int4") for cache in caches
-        )
-        if past_len is None and has_kernels and runs_in_one_call(x, tensors := self._layer_tensors()):
+        if past_len is None and runs_in_one_call(x, tensors := self._layer_tensors()):
             k = [part for cache in caches for part in cache.k_parts]
             v = [part for cache in caches for part in cache.v_parts]
             return decode_layers(x, rope, start_pos, tensors, k, v)

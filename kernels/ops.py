@@ -57,8 +57,6 @@ def stored_attention(
         raise ValueError(f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
     if q.shape[2] > MAX_QUERIES:
         raise ValueError(f"{q.shape[2]} queries per call, at most {MAX_QUERIES}")
-    if {"fp8", "int4"} & {k_format, v_format}:
-        return reference.stored_attention(q, k, v, start_pos, k_format, v_format, sm_scale)
     return torch.ops.kv_fast.stored_attention(q, k, v, start_pos, k_format, v_format, sm_scale)
 
 
@@ -81,7 +79,8 @@ def layout(side: str, part: Part, device: torch.device) -> Layout:
     """How stored_attention reads a part of K or V (side "k" or "v") on this device."""
     if part.dtype == torch.int8 and device.type == "cuda" and side == "v":
         return SLOTS_INNERMOST
-    fits = part.dtype == torch.int8 and device.type == "cpu" and part.width % 16 == 0
+    are_codes = part.dtype in (torch.int8, torch.uint8)
+    fits = are_codes and device.type == "cpu" and part.width % 16 == 0
     if fits and native.load() and native.reads_fours():
         return KEY_FOURS if side == "k" else VALUE_FOURS
     return ROWS

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from attention_case import as_rows
 from cache_case import INSTRUCTION_SETS
 from conftest import TINY, seeded_model
 
@@ -76,7 +77,22 @@ def step(monkeypatch, model, formats, shape, *, in_one_call):
         x = model(ids, torch.arange(70, 70 + batch_size), caches)
     monkeypatch.undo()
     assert calls == [in_one_call]
-    return x, list(caches.buffers())
+    return x, caches
+
+
+def vectors_in(caches):
+    """What is stored stands for: [B, Hkv, S, D] of each layer's K and V."""
+    for cache in caches:
+        for parts, name in ((cache.k_parts, cache.k_format), (cache.v_parts, cache.v_format)):
+            yield FORMATS[name].decode(tuple(map(as_rows, parts)), torch.float32)
+
+
+def numbers_in(part):
+    """Of nibbles each."""
+    return torch.stack((part & 15, part >> 4)).float() if part.dtype == torch.uint8 else part.float()
+
+
+CODE_STEPS = {torch.int8: 1, torch.uint8: 1, torch.float8_e4m3fn: 32}
 
 
 def assert_same(monkeypatch, model, formats, shape):
@@ -84,29 +100,34 @@ def assert_same(monkeypatch, model, formats, shape):
 
     Partial results are merged to base e layer by layer and to base 2 in the call: some eps of a
     dtype in each of three layers, of two digits where codes are multiplied; and a step of a code.
-    Behind fp32 a value stored in 16 bits that is rounded the other way moves what attends to it.
+    Behind fp32 a value stored in fewer bits that is rounded the other way moves what attends to it.
     """
-    x, stored = step(monkeypatch, model, formats, shape, in_one_call=True)
-    expected, expected_stored = step(monkeypatch, model, formats, shape, in_one_call=False)
-    eps = max(torch.finfo(x.dtype).eps, 2**-16 if "int8" in formats else 0)
+    x, caches = step(monkeypatch, model, formats, shape, in_one_call=True)
+    expected, expected_caches = step(monkeypatch, model, formats, shape, in_one_call=False)
+    eps = max(torch.finfo(x.dtype).eps, 2**-16 if {"int8", "int4"} & {*formats} else 0)
     moved = sum(
-        (part - other).abs().sum().item()
-        for part, other in zip(stored, expected_stored, strict=True)
-        if x.dtype == torch.float32 and part.dtype in (torch.bfloat16, torch.float16)
+        (vectors - others).abs().sum().item()
+        for vectors, others in zip(vectors_in(caches), vectors_in(expected_caches), strict=True)
+        if x.dtype == torch.float32
     )
     atol = 16 * eps * x.abs().max().item() + moved
     torch.testing.assert_close(x, expected, atol=atol, rtol=0)
+    stored, expected_stored = list(caches.buffers()), list(expected_caches.buffers())
     per_layer = len(stored) // len(model.layers)
     for i, (part, expected_part) in enumerate(zip(stored, expected_stored, strict=True)):
         if i < per_layer:
             assert torch.equal(part, expected_part)
-        atol = 1 if part.dtype == torch.int8 else 16 * max(eps, 2**-8)
-        torch.testing.assert_close(part.float(), expected_part.float(), atol=atol, rtol=0)
+        atol = CODE_STEPS.get(part.dtype, 16 * max(eps, 2**-8))
+        numbers = numbers_in(part), numbers_in(expected_part)
+        torch.testing.assert_close(*numbers, atol=atol, rtol=0)
 
 
 @pytest.mark.parametrize("shape", STEPS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("formats", [("int8", "int8"), ("bf16", "fp16"), ("fp32", "int8")])
+@pytest.mark.parametrize(
+    "formats",
+    [*(("int8", "int8"), ("bf16", "fp16"), ("fp32", "int8")), ("int8", "int4"), ("int4", "fp8")],
+)
 def test_one_call_gives_what_the_layers_give(instruction_set, monkeypatch, formats, dtype, shape):
     assert_same(monkeypatch, seeded_model(LLAMA, dtype), formats, shape)
 
@@ -122,7 +143,7 @@ def test_weights_of_codes_and_any_number_of_threads_give_the_same(
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("name", ["int8", "bf16"])
+@pytest.mark.parametrize("name", ["int8", "bf16", "int4"])
 def test_options_of_the_model_give_the_same(monkeypatch, option, name):
     model = seeded_model(dataclasses.replace(LLAMA, **OPTIONS[option]), torch.bfloat16)
     assert_same(monkeypatch, model, (name, name), (2, 3))
@@ -150,8 +171,13 @@ EDGES = {
     "steps": [i * 0.37 - 11 for i in range(HEAD_DIM)],
     "fp16's ends": [65504.0, 65520.0, 6e-8, 2.9e-8, -65504.0],
     "infinity": [float("inf"), 1.0, -3.0],
+    "minus infinity": [float("-inf"), 1.0, -3.0],
+    "far from 0": [100.3, 100.0, 101.7, 100.9],
+    "far below 0": [-100.3, -100.0, -101.7],
     "NaN": [float("nan"), 1.0, -3.0],
 }
+
+NOT_FINITE = "infinity", "minus infinity", "NaN"
 
 
 def stored_alone(cache, value, slot, dtype=torch.float32):
@@ -179,7 +205,7 @@ def test_what_is_stored_is_what_the_format_encodes(instruction_set, name, edge):
         encoded = FORMATS[name].encode(value.view(1, 1, 1, -1))
         for part, expected_part, new in zip(cache.v_parts, expected.v_parts, encoded, strict=True):
             write_slots_(expected_part, torch.tensor([[slot]]), new)
-            if edge in ("NaN", "infinity") and part.dtype == torch.int8:
+            if edge in NOT_FINITE and not part.is_floating_point():
                 continue  # codes of a vector without a finite scale say nothing
             torch.testing.assert_close(part, expected_part, atol=0, rtol=0, equal_nan=True)
     if edge == "NaN":

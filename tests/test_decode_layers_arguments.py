@@ -121,7 +121,7 @@ def test_what_no_kernel_multiplies_is_refused_with_weights_of_codes_too(dtype):
         call(given | {"x": given["x"].to(dtype)})
 
 
-@pytest.mark.parametrize("name", ["int8", "bf16"])
+@pytest.mark.parametrize("name", ["int8", "bf16", "int4", "fp8"])
 def test_the_last_slot_may_be_written(name):
     given = arguments(name) | {"start_pos": torch.tensor([125, 0], dtype=torch.int32)}
     assert call(given).isfinite().all()

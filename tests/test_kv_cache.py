@@ -25,7 +25,11 @@ SHAPES = [  # G, D
 
 
 @pytest.mark.parametrize(
-    "formats", [("fp32", "fp32"), ("int8", "int8"), ("bf16", "int8"), ("fp16", "bf16")]
+    "formats",
+    [
+        *(("fp32", "fp32"), ("int8", "int8"), ("bf16", "int8"), ("fp16", "bf16")),
+        *(("int4", "int4"), ("int8", "int4"), ("int4", "fp8"), ("fp8", "int8")),
+    ],
 )
 @pytest.mark.parametrize(("group", "head_dim"), SHAPES)
 @pytest.mark.parametrize("length", [1, 2, 16])
@@ -40,11 +44,12 @@ def test_stored_attention_equals_the_fp64_oracle(formats, group, head_dim, lengt
 
 
 @pytest.mark.parametrize("filled", [31, 32, 33, 63, 64, 65, 127, 128, 129, 199])
+@pytest.mark.parametrize("name", ["int8", "int4", "fp8"])
 def test_stored_attention_over_many_tiles_and_blocks_equals_the_oracle(
-    filled, monkeypatch, implementation
+    name, filled, monkeypatch, implementation
 ):
     monkeypatch.setattr("kernels.reference.BLOCK", 50)
-    cache, k, v = filled_cache("int8", "int8", (1, 2, 256, 64))
+    cache, k, v = filled_cache(name, name, (1, 2, 256, 64))
     q = torch.randn(1, 4, 5, 64)
     out, lse = stored_attention(cache, q, torch.tensor([filled]))
     expected_out, expected_lse = oracle(q, k, v, [filled + torch.arange(5)])
@@ -52,15 +57,17 @@ def test_stored_attention_over_many_tiles_and_blocks_equals_the_oracle(
     torch.testing.assert_close(lse, expected_lse.float(), atol=1e-3, rtol=1e-5)
 
 
-def test_a_query_without_slots_gives_zero_and_minus_infinity(implementation):
-    cache, _, _ = filled_cache("int8", "int8", (1, 2, 128, 64))
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_a_query_without_slots_gives_zero_and_minus_infinity(name, implementation):
+    cache, _, _ = filled_cache(name, name, (1, 2, 128, 64))
     out, lse = stored_attention(cache, torch.randn(1, 4, 1, 64), torch.tensor([0]))
     assert torch.equal(out, torch.zeros_like(out))
     assert torch.equal(lse, torch.full_like(lse, -torch.inf))
 
 
-def test_query_t_equals_the_same_query_alone_one_slot_later(implementation):
-    cache, _, _ = filled_cache("int8", "int8", (1, 2, 128, 64))
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_query_t_equals_the_same_query_alone_one_slot_later(name, implementation):
+    cache, _, _ = filled_cache(name, name, (1, 2, 128, 64))
     q = torch.randn(1, 4, 5, 64)
     together = stored_attention(cache, q, torch.tensor([90]))
     for t in range(5):
@@ -68,7 +75,7 @@ def test_query_t_equals_the_same_query_alone_one_slot_later(implementation):
         torch.testing.assert_close(
             together[0][:, :, t : t + 1],
             alone[0],
-            atol=tolerance(implementation, "int8"),
+            atol=tolerance(implementation, name),
             rtol=1e-5,
         )
 
@@ -113,11 +120,14 @@ def test_unwritten_slots_change_nothing_bit_for_bit(name, past_len, implementati
     assert torch.equal(answers[0], answers[1])
 
 
-def test_each_row_of_a_mixed_batch_equals_its_own_run_whatever_its_neighbours_hold(implementation):
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_each_row_of_a_mixed_batch_equals_its_own_run_whatever_its_neighbours_hold(
+    name, implementation
+):
     torch.manual_seed(0)
     start = torch.tensor([0, 131, 60])
     q, k, v = torch.randn(3, 6, 2, 64), torch.randn(3, 2, 2, 64), torch.randn(3, 2, 2, 64)
-    cache, _, _ = filled_cache("int8", "int8", (3, 2, 256, 64))
+    cache, _, _ = filled_cache(name, name, (3, 2, 256, 64))
     for part in (*cache.k_parts, *cache.v_parts):
         rows = as_rows(part)
         for row in range(3):
@@ -125,7 +135,7 @@ def test_each_row_of_a_mixed_batch_equals_its_own_run_whatever_its_neighbours_ho
         overwrite_(part, rows)
     together = cache.attend(q, k, v, start)
     for row in range(3):
-        alone = KVCache("int8", "int8", (1, 2, 256, 64))
+        alone = KVCache(name, name, (1, 2, 256, 64))
         for one, every in zip(alone.buffers(), cache.buffers(), strict=True):
             one.copy_(every[row : row + 1])
         r = slice(row, row + 1)

@@ -11,48 +11,56 @@ from kv_formats import FORMATS
 
 
 @pytest.mark.parametrize("past_len", [None, 120])
-def test_every_layout_stores_the_same_slots(past_len, implementation, monkeypatch):
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_every_layout_stores_the_same_slots(name, past_len, implementation, monkeypatch):
     torch.manual_seed(0)
     q, k, v = torch.randn(2, 6, 16, 64), torch.randn(2, 2, 16, 64), torch.randn(2, 2, 16, 64)
     starts = torch.tensor([120, 120 if past_len else 200])
-    cache, _, _ = filled_cache("int8", "int8", (2, 2, 256, 64))
+    cache, _, _ = filled_cache(name, name, (2, 2, 256, 64))
     cache.attend(q, k, v, starts, past_len)
     use_reference(monkeypatch)
     monkeypatch.setattr(ops, "layout", lambda *_: ROWS)
-    rows, _, _ = filled_cache("int8", "int8", (2, 2, 256, 64))
+    rows, _, _ = filled_cache(name, name, (2, 2, 256, 64))
     rows.attend(q, k, v, starts, past_len)
     for part, expected in zip(cache.buffers(), rows.buffers(), strict=True):
         assert torch.equal(as_rows(part), expected)
 
 
-LAYOUTS_READ = [  # instruction set or device, head_dim, layouts of int8 K and V
-    ("cuda", 64, (ROWS, SLOTS_INNERMOST)),
-    ("mps", 64, (ROWS, ROWS)),
-    ("avx512vnni", 80, (KEY_FOURS, VALUE_FOURS)),
-    ("avx512vnni", 100, (ROWS, ROWS)),
-    ("avx512", 64, (ROWS, ROWS)),
-    ("avx2", 80, (KEY_FOURS, VALUE_FOURS)),
-    ("avx2", 100, (ROWS, ROWS)),
-    ("baseline", 64, (ROWS, ROWS)),
+FOURS = KEY_FOURS, VALUE_FOURS
+LAYOUTS_READ = [  # instruction set or device, format, head_dim, layouts of the codes of K and V
+    ("cuda", "int8", 64, (ROWS, SLOTS_INNERMOST)),
+    ("cuda", "int4", 64, (ROWS, ROWS)),
+    ("mps", "int8", 64, (ROWS, ROWS)),
+    ("avx512vnni", "int8", 80, FOURS),
+    ("avx512vnni", "int8", 100, (ROWS, ROWS)),
+    ("avx512vnni", "int4", 96, FOURS),
+    ("avx512", "int8", 64, (ROWS, ROWS)),
+    ("avx512", "int4", 64, (ROWS, ROWS)),
+    ("avx2", "int8", 80, FOURS),
+    ("avx2", "int8", 100, (ROWS, ROWS)),
+    ("avx2", "int4", 96, FOURS),
+    ("avx2", "int4", 80, (ROWS, ROWS)),
+    ("avx2", "fp8", 64, (ROWS, ROWS)),
+    ("baseline", "int8", 64, (ROWS, ROWS)),
 ]
 
 
-@pytest.mark.parametrize(("where", "head_dim", "layouts"), LAYOUTS_READ)
-def test_caches_lie_as_the_kernels_read_them(where, head_dim, layouts):
+@pytest.mark.parametrize(("where", "name", "head_dim", "layouts"), LAYOUTS_READ)
+def test_caches_lie_as_the_kernels_read_them(where, name, head_dim, layouts):
     is_device = where in ("cuda", "mps")
     if not is_device and where not in INSTRUCTION_SETS:
         pytest.skip(f"this processor has no {where}")
     device = torch.device(where if is_device else "cpu")
     if not is_device:
         torch.ops.kv_fast.use_instruction_set(where)
-    codes, scale = FORMATS["int8"].parts(head_dim)
+    codes, *scales = FORMATS[name].parts(head_dim)
     (bf16,) = FORMATS["bf16"].parts(head_dim)
     found = tuple(ops.layout(side, codes, device) for side in "kv")
-    others = [ops.layout(side, part, device) for side in "kv" for part in (scale, bf16)]
+    others = [ops.layout(side, part, device) for side in "kv" for part in (*scales, bf16)]
     if not is_device:
         torch.ops.kv_fast.use_instruction_set(INSTRUCTION_SETS[0])
     assert found == layouts
-    assert others == [ROWS] * 4
+    assert others == [ROWS] * 2 * (len(scales) + 1)
 
 
 @pytest.mark.skipif(not INSTRUCTION_SETS, reason="no C++ compiler here")
@@ -69,7 +77,7 @@ REFUSED = {  # payloads of K and V
     "the cache is strided": (codes_in(ROWS)[:, :, ::2], codes_in(ROWS)),
     "no CPU kernel for a cache": (codes_in(ROWS), codes_in(SLOTS_INNERMOST)),
     "no CPU kernel for a cache ": (codes_in(KEY_FOURS).float(), codes_in(ROWS)),
-    "of K and V of one type one alone is tiled": (codes_in(ROWS), codes_in(VALUE_FOURS)),
+    "no CPU kernel for a cache .* of Byte": (codes_in(ROWS).byte(), codes_in(ROWS)),
     "no CPU kernel for a cache of": (codes_in(ROWS).short(), codes_in(ROWS)),
 }
 

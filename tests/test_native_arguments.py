@@ -29,7 +29,11 @@ def each(cut):
 
 
 def scale(cut):
-    return lambda parts: [parts[0], cut(parts[1])]
+    return lambda parts: [parts[0], cut(parts[1]), *parts[2:]]
+
+
+def zero(cut):
+    return lambda parts: [*parts[:2], cut(parts[2])]
 
 
 REFUSED = {  # what is wrong: argument, its change, part of the message
@@ -63,8 +67,9 @@ REFUSED = {  # what is wrong: argument, its change, part of the message
     "a part too many": ("v", lambda parts: [*parts, parts[-1]], "parts"),
 }
 
-REFUSED_OF_INT8 = {
+REFUSED_OF_CODES = {
     "no scale": ("k", lambda parts: parts[:1], "1 parts"),
+    "half a scale": ("k", scale(lambda x: x[:, :, ::2]), "strided"),
     "a short scale": ("k", scale(lambda x: x[:, :, HALF].contiguous()), "scale"),
     "a scale of one sequence": ("v", scale(lambda x: x[:1]), "scale"),
     "two scales per vector": ("v", scale(lambda x: x.repeat(1, 1, 1, 2)), "scale"),
@@ -72,9 +77,19 @@ REFUSED_OF_INT8 = {
     "a scale in fp32": ("k", scale(torch.Tensor.float), "scale"),
 }
 
+REFUSED_OF_INT4 = {
+    "no zero": ("v", lambda parts: parts[:2], "2 parts"),
+    "a short zero": ("k", zero(lambda x: x[:, :, HALF].contiguous()), "scale or zero"),
+    "a zero in fp32": ("v", zero(torch.Tensor.float), "scale or zero"),
+    "signed codes": ("k", lambda parts: [parts[0].view(torch.int8), *parts[1:]], "a cache"),
+    "queries of half the channels": ("q", lambda x: x[..., :32], "no CPU kernel for a cache"),
+    "queries of one channel more": ("q", lambda x: torch.cat((x, x[..., :1]), -1), "no CPU kernel"),
+}
+
 CASES = [
-    *((name, wrong) for name in ("bf16", "int8") for wrong in REFUSED.items()),
-    *(("int8", wrong) for wrong in REFUSED_OF_INT8.items()),
+    *((name, wrong) for name in ("bf16", "int8", "int4") for wrong in REFUSED.items()),
+    *((name, wrong) for name in ("int8", "fp8", "int4") for wrong in REFUSED_OF_CODES.items()),
+    *(("int4", wrong) for wrong in REFUSED_OF_INT4.items()),
 ]
 
 

@@ -10,6 +10,7 @@ from cache_case import INSTRUCTION_SETS, filled_cache, oracle, reads_fours_here,
 
 from kernels import ops
 from kernels.slots import ROWS, layout_of
+from kv_formats import FORMATS
 
 PROT_NONE = 0
 
@@ -41,8 +42,8 @@ def before_a_protected_page(part: torch.Tensor, filled: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
-@pytest.mark.parametrize("name", ["int8", "bf16", "fp16", "fp32"])
-@pytest.mark.parametrize("head_dim", [64, 80, 100, 256])
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 100, 256])
 @pytest.mark.parametrize("filled", [1, 5, 63, 64, 65, 200])
 def test_the_last_filled_slot_is_the_last_that_is_read(instruction_set, name, head_dim, filled):
     torch.ops.kv_fast.use_instruction_set(instruction_set)
@@ -66,12 +67,13 @@ def test_the_last_filled_slot_is_the_last_that_is_read(instruction_set, name, he
 @reads_fours_here
 @pytest.mark.parametrize("slots", [16, 48, 80])
 @pytest.mark.parametrize("length", [1, 5])
-def test_keys_alone_in_fours_are_read_by_their_tiles_of_16_slots(slots, length):
-    cache, k, v = filled_cache("int8", "bf16", (1, 1, slots, 64))
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_keys_alone_in_fours_are_read_by_their_tiles_of_16_slots(name, slots, length):
+    cache, k, v = filled_cache(name, "bf16", (1, 1, slots, 64))
     k_parts = [before_a_protected_page(part, slots) for part in cache.k_parts]
     q = torch.randn(1, 4, length, 64, generator=torch.Generator().manual_seed(0))
     start = torch.tensor([slots - length])
-    out, _ = ops.stored_attention(q, k_parts, cache.v_parts, start, "int8", "bf16", 0.125)
+    out, _ = ops.stored_attention(q, k_parts, cache.v_parts, start, name, "bf16", 0.125)
     expected, _ = oracle(q, k, v, [start + torch.arange(length)])
-    atol = tolerance(INSTRUCTION_SETS[0], "int8")
+    atol = tolerance(INSTRUCTION_SETS[0], name)
     torch.testing.assert_close(out, expected.float(), atol=atol, rtol=1e-4)

@@ -17,43 +17,59 @@ constexpr int64_t GRAIN = 1;  // tiles per part at least: waking a thread costs 
 
 // The slots of a payload, however it is tiled.
 int64_t num_slots(const at::Tensor& payload, int64_t head_dim) {
-  return payload.numel() / (payload.size(0) * payload.size(1) * head_dim);
+  return payload.numel() / (payload.size(0) * payload.size(1) * payload_width(payload, head_dim));
 }
 
-// A payload is [B, Hkv, S, D] or, for dot products of bytes, [B, Hkv, S / .., *tile]; int8 has a
-// scale [B, Hkv, S, 1].
-void check_parts(at::TensorList parts, const at::Tensor& q, at::IntArrayRef tile) {
+// Payload, scale and zero of a format, by the type of its payload; 0 of an unknown one.
+size_t num_parts(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat: case at::kHalf: case at::kBFloat16: return 1;
+    case at::kChar: case at::kFloat8_e4m3fn: return 2;
+    case at::kByte: return 3;
+    default: return 0;
+  }
+}
+
+// A payload is [B, Hkv, S, width] or, for dot products of bytes, [B, Hkv, S / .., *tile].
+void check_payload(const at::Tensor& payload, const at::Tensor& q, bool of_keys) {
+  const auto type = payload.scalar_type();
+  const auto sizes = payload.sizes();
+  const auto inner = sizes.slice(std::min<size_t>(sizes.size(), 3));
+  const int64_t head_dim = q.size(3), width = payload_width(payload, head_dim);
+  const std::vector<int64_t> tile =
+      of_keys ? std::vector<int64_t>{width / 4, 16, 4} : std::vector<int64_t>{width / 16, 16, 16, 4};
+  const bool may_be_tiled =
+      (type == at::kChar || type == at::kByte) && current->reads_fours && width % 16 == 0;
+  TORCH_CHECK_VALUE((inner.equals(width) || (may_be_tiled && inner.equals(tile))) &&
+                        head_dim % (type == at::kByte ? 2 : 1) == 0,
+                    "no CPU kernel for a cache ", sizes, " of ", type, ", D = ", head_dim);
+  TORCH_CHECK_VALUE(sizes[0] == q.size(0) && sizes[1] > 0 && q.size(1) % sizes[1] == 0,
+                    "a cache ", sizes, " for q ", q.sizes());
+}
+
+// Behind a payload come scale and zero [B, Hkv, S, 1], as far as its format has them.
+void check_parts(at::TensorList parts, const at::Tensor& q, bool of_keys) {
   TORCH_CHECK_VALUE(!parts.empty(), "a cache of no parts");
   for (const auto& part : parts)
     TORCH_CHECK_VALUE(part.is_contiguous(), "the cache is strided");
   const auto type = parts[0].scalar_type();
-  TORCH_CHECK_VALUE(type == at::kFloat || type == at::kHalf || type == at::kBFloat16 ||
-                        type == at::kChar,
-                    "no CPU kernel for a cache of ", type);
+  TORCH_CHECK_VALUE(num_parts(type), "no CPU kernel for a cache of ", type);
+  check_payload(parts[0], q, of_keys);
+  TORCH_CHECK_VALUE(parts.size() == num_parts(type), "a cache of ", type, " in ", parts.size(),
+                    " parts");
   const auto sizes = parts[0].sizes();
-  const auto inner = sizes.slice(std::min<size_t>(sizes.size(), 3));
-  const int64_t head_dim = q.size(3);
-  const bool may_be_tiled = type == at::kChar && current->reads_fours && head_dim % 16 == 0;
-  TORCH_CHECK_VALUE(inner.equals(head_dim) || (may_be_tiled && inner.equals(tile)),
-                    "no CPU kernel for a cache ", sizes, ", D = ", head_dim);
-  TORCH_CHECK_VALUE(sizes[0] == q.size(0) && sizes[1] > 0 && q.size(1) % sizes[1] == 0,
-                    "a cache ", sizes, " for q ", q.sizes());
-  TORCH_CHECK_VALUE(parts.size() == (type == at::kChar ? 2 : 1), "a cache of ", type, " in ",
-                    parts.size(), " parts");
-  if (type != at::kChar) return;
-  const int64_t scale_sizes[] = {sizes[0], sizes[1], num_slots(parts[0], head_dim), 1};
-  TORCH_CHECK_VALUE(parts[1].sizes().equals(scale_sizes) && parts[1].scalar_type() == at::kBFloat16,
-                    "the scale of a cache ", sizes, " is ", parts[1].scalar_type(), " ",
-                    parts[1].sizes());
+  const int64_t scale_sizes[] = {sizes[0], sizes[1], num_slots(parts[0], q.size(3)), 1};
+  for (const auto& scale : parts.slice(1))
+    TORCH_CHECK_VALUE(scale.sizes().equals(scale_sizes) && scale.scalar_type() == at::kBFloat16,
+                      "the scale or zero of a cache ", sizes, " is ", scale.scalar_type(), " ",
+                      scale.sizes());
 }
 
 // Of all arguments, that none lets another be read outside of it.
 void check(const at::Tensor& q, at::TensorList k, at::TensorList v, const at::Tensor& start_pos) {
   TORCH_CHECK_VALUE(q.dim() == 4 && q.numel() > 0, "q ", q.sizes(), " is not [B, Hq, T, D]");
-  check_parts(k, q, {q.size(3) / 4, 16, 4});
-  check_parts(v, q, {q.size(3) / 16, 16, 16, 4});
-  TORCH_CHECK_VALUE(k[0].scalar_type() != v[0].scalar_type() || is_tiled(k[0]) == is_tiled(v[0]),
-                    "of K and V of one type one alone is tiled");
+  check_parts(k, q, true);
+  check_parts(v, q, false);
   const int64_t slots = num_slots(k[0], q.size(3));
   TORCH_CHECK_VALUE(k[0].size(1) == v[0].size(1) && slots == num_slots(v[0], q.size(3)), "K ",
                     k[0].sizes(), " and V ", v[0].sizes(), " are not of one cache");
@@ -78,9 +94,13 @@ std::vector<int64_t> filled_slots(const at::Tensor& start_pos, int64_t num_queri
 Side side_of(at::TensorList parts, int64_t pair) {
   const auto& payload = parts[0];  // contiguous per pair, however it is tiled
   const int64_t pair_bytes = payload.stride(1) * payload.element_size();
-  return {static_cast<const char*>(payload.const_data_ptr()) + pair * pair_bytes,
-          parts.size() > 1 ? parts[1].const_data_ptr<BFloat16>() + pair * parts[1].size(2)
-                           : nullptr};
+  const auto scale = [&](size_t i) {
+    return i < parts.size() ? parts[i].const_data_ptr<BFloat16>() + pair * parts[i].size(2)
+                            : nullptr;
+  };
+  return {payload.scalar_type(), is_tiled(payload),
+          static_cast<const char*>(payload.const_data_ptr()) + pair * pair_bytes, scale(1),
+          scale(2)};
 }
 
 // All pairs of a call. Their tiles form one line, cut into `num_parts` with results of their own;
@@ -106,7 +126,7 @@ struct Work {
 };
 
 // One part of the line, pair by pair.
-void run_part(Work& work, Attend* attend, int64_t part) {
+void run_part(Work& work, int64_t part) {
   const int64_t num_tiles = work.first_tile.back();
   const int64_t begin = num_tiles * part / work.num_parts;
   const int64_t end = num_tiles * (part + 1) / work.num_parts;
@@ -116,8 +136,9 @@ void run_part(Work& work, Attend* attend, int64_t part) {
     if (lo >= hi) continue;
     const int64_t row = work.row(pair, part);
     float* sums = work.sums.data + row * work.stride;
-    attend(work.heads[pair], (lo - origin) * TILE,
-           std::min((hi - origin) * TILE, work.heads[pair].num_slots()), &work.states[row], sums);
+    current->attend(work.heads[pair], (lo - origin) * TILE,
+                    std::min((hi - origin) * TILE, work.heads[pair].num_slots()),
+                    &work.states[row], sums);
   }
 }
 
@@ -159,14 +180,9 @@ Work make_work(const at::Tensor& q, const float* q_rows, at::TensorList k, at::T
   return Work(std::move(heads), std::move(first_tile), with_own);
 }
 
-Attend* choose_attend(const at::Tensor& k, const at::Tensor& v) {
-  return current->choose_attend(k.scalar_type(), v.scalar_type(), is_tiled(k) || is_tiled(v));
-}
-
-void run(Work& work, at::TensorList k, at::TensorList v) {
-  Attend* attend = choose_attend(k[0], v[0]);
+void run(Work& work) {
   at::parallel_for(0, work.num_parts, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t part = begin; part < end; ++part) run_part(work, attend, part);
+    for (int64_t part = begin; part < end; ++part) run_part(work, part);
   });
 }
 
@@ -176,7 +192,7 @@ std::tuple<at::Tensor, at::Tensor> stored_attention(
   check(q, k, v, start_pos);
   const auto q_rows = padded_rows(q, sm_scale * M_LOG2E);
   Work work = make_work(q, q_rows.data, k, v, start_pos, false);
-  run(work, k, v);
+  run(work);
 
   auto out = at::empty(q.sizes(), q.options().dtype(at::kFloat));
   auto lse = at::empty(q.sizes().slice(0, 3), q.options().dtype(at::kFloat));

@@ -23,13 +23,21 @@ inline Floats load_vector(const BFloat16* from) {
 inline Floats load_vector(const int8_t* from) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((__m128i*)from)));
 }
+inline Floats load_vector(const Float8* from) {  // as fp16 whose exponent is 8 too low
+  const __m128i wide = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((__m128i*)from)), 7);
+  return _mm256_cvtph_ps(_mm_and_si128(wide, _mm_set1_epi16(int16_t(0xbfff)))) * 256.0f;
+}
+inline Ints load_ints(const uint8_t* from) {
+  return Ints(_mm256_cvtepu8_epi32(_mm_loadl_epi64((__m128i*)from)));
+}
 #include "vectors.inc"
 #include "attention.inc"
 #include "linear.inc"
 #include "quantized.inc"
 #include "dense.inc"
 #include "shorts.inc"
-#include "int8_shorts.inc"
+#include "codes.inc"
+#include "codes_shorts.inc"
 #include "quantized_shorts.inc"
 }  // namespace avx2
 
@@ -37,7 +45,8 @@ inline Floats load_vector(const int8_t* from) {
 #pragma GCC pop_options
 
 extern "C" const void* kv_fast_instruction_set() {
-  static constexpr InstructionSet SET = {"avx2", avx2::choose_attend_of_fours, avx2::choose_multiply,
+  static constexpr InstructionSet SET = {"avx2", avx2::attend<avx2::keys_in_fours, avx2::values_in_fours>,
+                                         avx2::choose_multiply,
                                          avx2::choose_multiply_tiles<avx2::ShortDots>,
                                          avx2::choose_make_dense, true};
   return &SET;

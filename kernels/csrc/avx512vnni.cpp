@@ -12,7 +12,8 @@ namespace {
 namespace avx512vnni {
 using namespace avx512;
 #include "digits.inc"
-#include "int8_vnni.inc"
+#include "codes.inc"
+#include "codes_vnni.inc"
 #include "quantized.inc"
 #include "quantized_vnni.inc"
 }  // namespace avx512vnni
@@ -21,7 +22,8 @@ using namespace avx512;
 #pragma GCC pop_options
 
 extern "C" const void* kv_fast_instruction_set() {
-  static constexpr InstructionSet SET = {"avx512vnni", avx512vnni::choose_attend, avx512::choose_multiply,
+  static constexpr InstructionSet SET = {"avx512vnni", avx512::attend<avx512vnni::keys_in_fours, avx512vnni::values_in_fours>,
+                                         avx512::choose_multiply,
                                          avx512vnni::choose_multiply_tiles<avx512vnni::DigitDots>,
                                          avx512::choose_make_dense, true};
   return &SET;

@@ -12,6 +12,7 @@ template <class T>
 Floats load_vector(const T* from) {
   return Floats{widen(from[0]), widen(from[1]), widen(from[2]), widen(from[3])};
 }
+inline Ints load_ints(const uint8_t* from) { return Ints{from[0], from[1], from[2], from[3]}; }
 #include "vectors.inc"
 #include "attention.inc"
 #include "linear.inc"
@@ -22,7 +23,8 @@ Floats load_vector(const T* from) {
 }  // namespace
 
 extern "C" const void* kv_fast_instruction_set() {
-  static constexpr InstructionSet SET = {"baseline", baseline::choose_attend, baseline::choose_multiply,
+  static constexpr InstructionSet SET = {"baseline", baseline::attend<baseline::keys_of, baseline::values_of>,
+                                         baseline::choose_multiply,
                                          baseline::choose_multiply_tiles<baseline::PlainDots>,
                                          baseline::choose_make_dense, false};
   return &SET;

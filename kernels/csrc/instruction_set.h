@@ -13,12 +13,11 @@ namespace {
 
 struct InstructionSet {
   const char* name;
-  // tiled: K and V are, where they are int8.
-  Attend* (*choose_attend)(at::ScalarType k, at::ScalarType v, bool tiled);
+  Attend* attend;
   Multiply* (*choose_multiply)(at::ScalarType weight);
   MultiplyTiles* (*choose_multiply_tiles)(at::ScalarType codes, at::ScalarType scales);
   MultiplyTiles* (*choose_make_dense)(at::ScalarType codes, at::ScalarType scales);
-  bool reads_fours;  // of int8 caches, which are tiled for products of integers
+  bool reads_fours;  // of caches of codes, which are tiled for products of integers
 };
 
 }  // namespace

@@ -57,9 +57,8 @@ void run_layer(Team& team, const Layer& layer, StepAttention& attention, at::Ten
     using T = decltype(type);
     team.deal(attention.num_vectors(), [&](int64_t i) { attention.prepare<T>(layer, i); });
     Work& work = attention.work;
-    Attend* attend = choose_attend(layer.k[0], layer.v[0]);
     team.share(work.num_parts, [&](int64_t lo, int64_t hi) {
-      for (int64_t part = lo; part < hi; ++part) run_part(work, attend, part);
+      for (int64_t part = lo; part < hi; ++part) run_part(work, part);
     });
     team.share(attention.num_pairs() * work.num_rows, [&](int64_t lo, int64_t hi) {
       T* to = attended.mutable_data_ptr<T>();

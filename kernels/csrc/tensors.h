@@ -31,7 +31,12 @@ inline Scratch<float> padded_rows(const at::Tensor& x, float factor) {
   return all;
 }
 
-// A payload is [B, Hkv, S, D], or tiled for the integer dot products; see kernels/slots.py.
+// Stored elements of a vector of a cache: two codes of int4 are one.
+inline int64_t payload_width(const at::Tensor& payload, int64_t head_dim) {
+  return payload.scalar_type() == at::kByte ? head_dim / 2 : head_dim;
+}
+
+// A payload is [B, Hkv, S, width], or tiled for the integer dot products; see kernels/slots.py.
 inline bool is_tiled(const at::Tensor& payload) { return payload.dim() != 4; }
 
 }  // namespace

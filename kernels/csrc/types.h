@@ -5,6 +5,7 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
+#include <c10/util/Float8_e4m3fn.h>
 #include <c10/util/Half.h>
 #include <c10/util/bit_cast.h>
 
@@ -30,10 +31,29 @@
 namespace {
 
 using c10::BFloat16;
+using Float8 = c10::Float8_e4m3fn;
 using c10::Half;
 
 constexpr int64_t TILE = 64;  // slots per step: scores and decoded values stay in the L1 cache
+constexpr int ZERO_NIBBLE = 8;  // is subtracted from 4-bit codes before they are multiplied
 constexpr float MINUS_INFINITY = -std::numeric_limits<float>::infinity();
+
+// Two 4-bit codes, the even element in the low half.
+struct Nibbles {
+  uint8_t both;
+};
+
+// Where element i of a row lies; i is even for nibbles.
+template <class T>
+const T* element(const T* row, int64_t i) {
+  return row + i / (std::is_same_v<T, Nibbles> ? 2 : 1);
+}
+
+// Bytes of `count` elements.
+template <class T>
+constexpr int64_t bytes_of(int64_t count) {
+  return count * sizeof(T) / (std::is_same_v<T, Nibbles> ? 2 : 1);
+}
 
 // Elements per row of scratch: whole vectors of the widest registers.
 constexpr int64_t padded(int64_t width, int64_t multiple = 16) {
@@ -44,6 +64,10 @@ inline float widen(float x) { return x; }
 inline float widen(int8_t x) { return x; }
 inline float widen(Half x) { return x; }
 inline float widen(BFloat16 x) { return c10::bit_cast<float>(uint32_t(x.x) << 16); }
+// NaN, which is never stored, as 480.
+inline float widen(Float8 x) {
+  return c10::bit_cast<float>((x.x & 0x7fu) << 20 | (x.x & 0x80u) << 24) * 0x1p120f;
+}
 
 // x rounded to T, as fp32.
 template <class T>
@@ -89,10 +113,13 @@ auto by_type(at::ScalarType type, Body body) {
   }
 }
 
-// K or V of one sequence and KV head: payload of S slots, scale [S] or none.
+// K or V of one sequence and KV head: payload of S slots, scale [S] and zero [S] or none.
 struct Side {
+  at::ScalarType type;
+  bool is_tiled;
   const void* payload;
   const BFloat16* scale;
+  const BFloat16* zero;
 };
 
 // One KV head of one sequence with its query rows, row = g * T + t, scaled by sm_scale * log2(e).
