@@ -89,7 +89,7 @@ def scale_of(extent: Tensor, levels: int) -> Tensor:
 
 
 class Symmetric(KVFormat):
-    """Codes of either sign with one bf16 scale per (token, KV head), which alone may not be finite."""
+    """Codes of either sign, always finite, with one bf16 scale per (token, KV head)."""
 
     def __init__(self, dtype: torch.dtype, largest: int) -> None:
         self.dtype, self.largest = dtype, largest

@@ -282,7 +282,10 @@ def test_without_json_the_table_is_printed():
         ("--heads 32/8/128/1", "--heads 32/8/128/1: give Hq/Hkv/D"),
         ("--heads 32/0/128", "--heads 32/0/128: give Hq/Hkv/D"),
         ("--heads 32/5/128", "--heads 32/5/128: give Hq/Hkv/D"),
-        ("--formats int7", "--formats int7: give one of bf16, fp16, fp32, int8, fp8, int4 or two as K+V"),
+        (
+            "--formats int7",
+            "--formats int7: give one of bf16, fp16, fp32, int8, fp8, int4 or two as K+V",
+        ),
         ("--formats int8+int8+int8", "--formats int8+int8+int8: give one of"),
         ("--formats \x1b", r"--formats \x1b: give one of"),
         ("--filled 1099511627776", "--filled 1099511627776: one layer of 32/8/128 in all formats"),

@@ -89,7 +89,8 @@ def vectors_in(caches):
 
 def numbers_in(part):
     """Of nibbles each."""
-    return torch.stack((part & 15, part >> 4)).float() if part.dtype == torch.uint8 else part.float()
+    numbers = torch.stack((part & 15, part >> 4)) if part.dtype == torch.uint8 else part
+    return numbers.float()
 
 
 CODE_STEPS = {torch.int8: 1, torch.uint8: 1, torch.float8_e4m3fn: 32}

@@ -72,7 +72,7 @@ def test_a_full_precision_cache_costs_nothing(tiny_model):
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kv_format", ["fp32", "int8"])
+@pytest.mark.parametrize("kv_format", ["fp32", "int8", "int4", "fp8"])
 def test_compiled_ids_equal_eager_ids(kv_format, tiny_model):
     eager = generated(make_engine(tiny_model, kv_format), PROMPT, 100)
     assert generated(make_engine(tiny_model, kv_format, compile=True), PROMPT, 100) == eager

@@ -36,11 +36,11 @@ void check_payload(const at::Tensor& payload, const at::Tensor& q, bool of_keys)
   const auto sizes = payload.sizes();
   const auto inner = sizes.slice(std::min<size_t>(sizes.size(), 3));
   const int64_t head_dim = q.size(3), width = payload_width(payload, head_dim);
-  const std::vector<int64_t> tile =
-      of_keys ? std::vector<int64_t>{width / 4, 16, 4} : std::vector<int64_t>{width / 16, 16, 16, 4};
+  const int64_t of_fours[] = {width / 16, 16, 16, 4};
   const bool may_be_tiled =
       (type == at::kChar || type == at::kByte) && current->reads_fours && width % 16 == 0;
-  TORCH_CHECK_VALUE((inner.equals(width) || (may_be_tiled && inner.equals(tile))) &&
+  const bool is_tile = of_keys ? inner.equals({width / 4, 16, 4}) : inner.equals(of_fours);
+  TORCH_CHECK_VALUE((inner.equals(width) || (may_be_tiled && is_tile)) &&
                         head_dim % (type == at::kByte ? 2 : 1) == 0,
                     "no CPU kernel for a cache ", sizes, " of ", type, ", D = ", head_dim);
   TORCH_CHECK_VALUE(sizes[0] == q.size(0) && sizes[1] > 0 && q.size(1) % sizes[1] == 0,

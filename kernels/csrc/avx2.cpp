@@ -45,7 +45,9 @@ inline Ints load_ints(const uint8_t* from) {
 #pragma GCC pop_options
 
 extern "C" const void* kv_fast_instruction_set() {
-  static constexpr InstructionSet SET = {"avx2", avx2::attend<avx2::keys_in_fours, avx2::values_in_fours>,
+  static constexpr InstructionSet SET = {"avx2",
+                                         avx2::attend<avx2::keys_in_fours,
+                                                      avx2::values_in_fours>,
                                          avx2::choose_multiply,
                                          avx2::choose_multiply_tiles<avx2::ShortDots>,
                                          avx2::choose_make_dense, true};

@@ -22,7 +22,9 @@ using namespace avx512;
 #pragma GCC pop_options
 
 extern "C" const void* kv_fast_instruction_set() {
-  static constexpr InstructionSet SET = {"avx512vnni", avx512::attend<avx512vnni::keys_in_fours, avx512vnni::values_in_fours>,
+  static constexpr InstructionSet SET = {"avx512vnni",
+                                         avx512::attend<avx512vnni::keys_in_fours,
+                                                        avx512vnni::values_in_fours>,
                                          avx512::choose_multiply,
                                          avx512vnni::choose_multiply_tiles<avx512vnni::DigitDots>,
                                          avx512::choose_make_dense, true};

@@ -23,7 +23,9 @@ inline Ints load_ints(const uint8_t* from) { return Ints{from[0], from[1], from[
 }  // namespace
 
 extern "C" const void* kv_fast_instruction_set() {
-  static constexpr InstructionSet SET = {"baseline", baseline::attend<baseline::keys_of, baseline::values_of>,
+  static constexpr InstructionSet SET = {"baseline",
+                                         baseline::attend<baseline::keys_of,
+                                                          baseline::values_of>,
                                          baseline::choose_multiply,
                                          baseline::choose_multiply_tiles<baseline::PlainDots>,
                                          baseline::choose_make_dense, false};
