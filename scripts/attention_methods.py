@@ -30,8 +30,8 @@ MAX_LAYERS = 32
 PATTERN = 1 << 20
 """Random elements that a buffer repeats: data does not change the time, making it takes long."""
 
-MAX_PARTS = 4
-"""Of a cache: codes and scales of K and V."""
+MAX_PARTS = 6
+"""Of a cache: codes, scales and zeros of K and V."""
 
 Call = Callable[[], object]
 
@@ -112,7 +112,7 @@ def stored(case: Case, formats: tuple[str, str]) -> Method:
         empty = empty_in_huge_pages(held_bytes, MAX_PARTS, case.device)
         cache = KVCache(*formats, case.shape(cache_len), case.device, empty)
         for name, part in cache.named_buffers():
-            fill_(part, is_scale=name.endswith("scale"))
+            fill_(part, name.removeprefix("k_").removeprefix("v_"))
         start_pos = torch.full((case.batch_size,), case.filled, device=case.device)
         inputs = case.random_q(), cache.k_parts, cache.v_parts, start_pos
         sm_scale = 1 / math.sqrt(case.heads.head_dim)
@@ -185,17 +185,20 @@ def random_parts(case: Case, name: str) -> list[Tensor]:
     for part in FORMATS[name].parts(case.heads.head_dim):
         shape = *case.shape(case.slots)[:-1], part.width
         parts.append(empty(shape, dtype=part.dtype, device=case.device))
-        fill_(parts[-1], is_scale=part.name == "scale")
+        fill_(parts[-1], part.name)
     return parts
 
 
-def fill_(part: Tensor, *, is_scale: bool) -> None:
-    """Random codes, scales or values of the size that real ones have."""
+RANGES = {"codes": (-127.0, 127.0), "scale": (0.01, 0.03), "zero": (-0.2, -0.1)}
+
+
+def fill_(part: Tensor, name: str) -> None:
+    """Random codes, scales, zeros or values of the size that real ones have."""
     pattern = part.new_empty(min(PATTERN, part.numel()))
     if not part.dtype.is_floating_point:
         pattern.random_(torch.iinfo(part.dtype).min + 1, torch.iinfo(part.dtype).max + 1)
-    elif is_scale:
-        pattern.uniform_(0.01, 0.03)
+    elif name in RANGES:
+        pattern = pattern.float().uniform_(*RANGES[name]).to(part.dtype)
     else:
         pattern.normal_()
     for chunk in part.view(-1).split(pattern.numel()):

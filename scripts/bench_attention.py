@@ -68,7 +68,7 @@ class Cell:
         heads: Hq/Hkv/D.
         layers: calls of one timed pass, each with its own cache.
         in_cache: a pass reads too little to be sure that it all comes from memory.
-        read_bytes: of codes and scales, K and V, per call.
+        read_bytes: of all parts of K and V, per call.
         time_s: per call, the median of samples_s, which are pass times / layers; spread_pct is the
             distance between their quartiles.
         bandwidth_gb_s: read_bytes / time_s; bandwidth_pct is its share of machine_gb_s, at which
@@ -118,6 +118,7 @@ def main(config: BenchAttentionConfig) -> None:
     )
     known = f"one of {', '.join(FORMATS)} or two as K+V"
     formats = split_list("formats", config.formats, parse_formats, known)
+    check_head_dims(heads, formats)
     device = machine.prepare_device(config.device, config.threads)
     cases = [Case(h, n, config.batch_size, config.queries, device) for h in heads for n in lengths]
     free_bytes = machine.free_bytes(device)
@@ -169,6 +170,20 @@ def parse_formats(text: str) -> tuple[str, str]:
     if len(names) > 2 or not set(names) <= set(FORMATS):
         raise ValueError(text)
     return names[0], names[-1]
+
+
+def check_head_dims(heads: Sequence[Heads], formats: Sequence[tuple[str, str]]) -> None:
+    """That every format can store vectors of each head_dim.
+
+    Raises:
+        UserError: one cannot.
+    """
+    for shape in heads:
+        for name in (name for pair in formats for name in pair):
+            try:
+                FORMATS[name].parts(shape.head_dim)
+            except ValueError as error:
+                raise UserError(f"--heads {shape}: {error}") from None
 
 
 def choose_methods(case: Case, formats: Sequence[tuple[str, str]], free_bytes: int) -> list[Method]:

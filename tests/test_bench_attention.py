@@ -69,7 +69,9 @@ def call_of(method: Method):
     return call, call.args
 
 
-@pytest.mark.parametrize("formats", [("bf16", "bf16"), ("int8", "int8"), ("int8", "fp32")])
+@pytest.mark.parametrize(
+    "formats", [("bf16", "bf16"), ("int8", "int8"), ("int8", "fp32"), ("int4", "fp8")]
+)
 def test_ours_is_the_op_on_a_cache_of_random_vectors(formats):
     call, (q, k, v, start_pos, *settings) = call_of(attention_methods.stored(CASE, formats))
     assert call.func is ops.stored_attention
@@ -104,9 +106,10 @@ def test_a_method_counts_the_bytes_that_it_allocates():
         _, (_, *sides) = call_of(method)
         tensors = [t for side in sides for t in ([side] if torch.is_tensor(side) else side)]
         assert method.held_bytes == method.read_bytes == sum(t.nbytes for t in tensors)
-    ours = attention_methods.stored(CASE, ("int8", "bf16"))
-    _, (_, k, v, *_) = call_of(ours)
-    assert ours.held_bytes == sum(t.nbytes for t in (*k, *v)) == 2 * 2 * 128 * (16 + 2 + 32)
+    for formats, per_token in ((("int8", "bf16"), 16 + 2 + 32), (("int4", "int4"), 2 * (8 + 4))):
+        ours = attention_methods.stored(CASE, formats)
+        _, (_, k, v, *_) = call_of(ours)
+        assert ours.held_bytes == sum(t.nbytes for t in (*k, *v)) == 2 * 2 * 128 * per_token
     assert attention_methods.origin(CASE).scratch_bytes == 2 * 42 * (2 + 6) * 16 * 2 * 2
 
 
@@ -286,6 +289,7 @@ def test_without_json_the_table_is_printed():
             "--formats int7",
             "--formats int7: give one of bf16, fp16, fp32, int8, fp8, int4 or two as K+V",
         ),
+        ("--formats int4 --heads 4/2/15", "--heads 4/2/15: int4 packs pairs of channels"),
         ("--formats int8+int8+int8", "--formats int8+int8+int8: give one of"),
         ("--formats \x1b", r"--formats \x1b: give one of"),
         ("--filled 1099511627776", "--filled 1099511627776: one layer of 32/8/128 in all formats"),
