@@ -91,10 +91,8 @@ def scale_of(extent: Tensor, levels: int) -> Tensor:
 class Symmetric(KVFormat):
     """Codes of either sign, always finite, with one bf16 scale per (token, KV head)."""
 
-    def __init__(self, dtype: torch.dtype, largest: int) -> None:
-        self.dtype, self.largest = dtype, largest
-
-    kl_limits = (0.002, 0.01)
+    def __init__(self, dtype: torch.dtype, largest: int, kl_limits: tuple[float, float]) -> None:
+        self.dtype, self.largest, self.kl_limits = dtype, largest, kl_limits
 
     def parts(self, head_dim: int) -> tuple[Part, ...]:
         return Part("codes", head_dim, self.dtype), Part("scale", 1, torch.bfloat16)
@@ -118,6 +116,8 @@ class Int4(KVFormat):
     before the scale is chosen, so that rounding makes the steps wider by 1 % at most where
     channels have both signs, and no code leaves 0 .. 15.
     """
+
+    kl_limits = (0.05, 0.2)
 
     def parts(self, head_dim: int) -> tuple[Part, ...]:
         if head_dim % 2:
@@ -143,7 +143,7 @@ FORMATS: dict[str, KVFormat] = {
     "bf16": Plain(torch.bfloat16),
     "fp16": Plain(torch.float16),
     "fp32": Plain(torch.float32),
-    "int8": Symmetric(torch.int8, 127),
-    "fp8": Symmetric(torch.float8_e4m3fn, 448),
+    "int8": Symmetric(torch.int8, 127, kl_limits=(0.002, 0.01)),
+    "fp8": Symmetric(torch.float8_e4m3fn, 448, kl_limits=(0.01, 0.05)),
     "int4": Int4(),
 }

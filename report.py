@@ -170,10 +170,8 @@ def _flags(values: dict[str, Any], runner: Runner, measured: Measured) -> Iterat
         yield "mem_unexplained"
     if values.get("check") == "fail":
         yield "check_failed"
-    if (
-        is_quantized((values["k_format"], values["v_format"]))
-        and values.get("check", "skipped") == "skipped"
-    ):
+    quantized = is_quantized((values["k_format"], values["v_format"]))
+    if quantized and values.get("check", "skipped") == "skipped":
         yield "unchecked"
     if (values["commit"] or "").endswith("-dirty"):
         yield "dirty"
