@@ -8,6 +8,7 @@ from torch import nn
 
 from kv_cache import (
     bytes_per_token,
+    channel_scales_bytes,
     past_scratch_bytes,
     payload_bytes_per_token,
     synthetic_scratch_bytes,
@@ -96,6 +97,7 @@ def expected_bytes(
     """
     weights = sum(stored_bytes(config, formats, dtype, device).values())
     cache = request.cache_len * bytes_per_token(config, request.formats)
+    cache += channel_scales_bytes(config, request.formats)
     data = request.cache_len * payload_bytes_per_token(config, request.formats)
     return {
         "weights": weights,

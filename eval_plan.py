@@ -16,7 +16,7 @@ from durable import check_writable
 from eval_config import EvalConfig, place_list
 from kernels.linear import MAX_ROWS
 from kernels.slots import SLOT_TILE
-from kv_cache import bytes_per_token, parse_formats
+from kv_cache import bytes_per_token, channel_scales_bytes, parse_formats
 from model_config import ModelConfig
 from needle import Hidden, hide, keys
 from preflight import Finder, check_apart, check_memory, find_model
@@ -210,6 +210,6 @@ def expected_bytes(config: EvalConfig, plan: EvalPlan) -> dict[str, int]:
     workspace = accounting.workspace_bytes(request, model_config, dtype)
     return {
         "weights": sum(map(sum, sizes)),
-        "KV caches": plan.cache_len * per_token,
+        "KV caches": plan.cache_len * per_token + channel_scales_bytes(model_config, plan.formats),
         "workspace": workspace + MAX_ROWS * model_config.vocab_size * SCORE_BYTES,
     }

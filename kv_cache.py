@@ -12,17 +12,20 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from config import UserError
+from config import UserError, printable
 from kernels import ops
 from kernels.flash import flash_attention
 from kernels.huge_pages import Empty, empty_in_huge_pages
 from kernels.merge import merge_partials
 from kernels.slots import read_slots, write_slots_
-from kv_formats import FORMATS
+from kv_formats import FORMATS, K_FORMATS, PER_CHANNEL, base_name, channel_scales, format_of
 from model_config import ModelConfig
 
 PREFILL_BLOCK = 4096
 """Stored slots that prefill decodes at a time: scratch does not grow, and merges cost little."""
+
+FIRST_KEYS = 512
+"""Of a prompt, from which the scales of K's channels are taken."""
 
 
 class KVCache(nn.Module):
@@ -31,14 +34,21 @@ class KVCache(nn.Module):
     Parts are allocated in the layout that the attention op reads, see kernels.slots.
 
     Args:
-        k_format, v_format: names in FORMATS.
+        k_format: a name in K_FORMATS.
+        v_format: a name in FORMATS.
         shape: (B, Hkv, S, D).
         device: where the slots live.
         empty: allocates them, called like `torch.empty(sizes, dtype=, device=)`.
 
+    Attributes:
+        k_channels: [Hkv, D] fp32, `channel_scales` of the first keys of the prompt that was
+            prefilled last from slot 0 on; K is stored divided by them. None: k_format has none.
+
     Raises:
         ValueError: S is not a multiple of what a layout takes, at most SLOT_TILE.
     """
+
+    k_channels: Tensor | None
 
     def __init__(
         self,
@@ -52,12 +62,16 @@ class KVCache(nn.Module):
         self.k_format, self.v_format = k_format, v_format
         self.shape, self.head_dim = shape, shape[-1]
         for side, name in (("k", k_format), ("v", v_format)):
-            for part in FORMATS[name].parts(self.head_dim):
+            for part in format_of(name).parts(self.head_dim):
                 layout = ops.layout(side, part, torch.device(device))
                 sizes = (*shape[:2], *layout.sizes(shape[2], part.width))
                 # Written now: what does not fit must fail here, not in the middle of a run.
                 slots = empty(sizes, dtype=part.dtype, device=device).zero_()
                 self.register_buffer(f"{side}_{part.name}", slots, persistent=False)
+        scales = torch.ones(shape[1], shape[3], device=device)
+        self.register_buffer(
+            "k_channels", scales if has_channel_scales(k_format) else None, persistent=False
+        )
 
     @property
     def k_parts(self) -> list[Tensor]:
@@ -68,7 +82,7 @@ class KVCache(nn.Module):
         return self._parts("v", self.v_format)
 
     def _parts(self, side: str, name: str) -> list[Tensor]:
-        parts = FORMATS[name].parts(self.head_dim)
+        parts = format_of(name).parts(self.head_dim)
         return [getattr(self, f"{side}_{part.name}") for part in parts]
 
     def attend(
@@ -85,6 +99,10 @@ class KVCache(nn.Module):
         Returns:
             [B, Hq, T, D] in q's dtype.
         """
+        if self.k_channels is not None:
+            if past_len == 0:
+                self.k_channels.copy_(channel_scales(k[:, :, :FIRST_KEYS]))
+            q, k = scaled(q, k, self.k_channels)
         self._store(k, v, start_pos)
         if past_len is None:
             return self._decode(q, k, v, start_pos)
@@ -92,8 +110,8 @@ class KVCache(nn.Module):
 
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, start_pos: Tensor) -> Tensor:
         sm_scale = 1 / math.sqrt(self.head_dim)
-        stored_args = (self.k_parts, self.v_parts, start_pos, self.k_format, self.v_format)
-        stored = ops.stored_attention(q, *stored_args, sm_scale)
+        names = base_name(self.k_format), self.v_format
+        stored = ops.stored_attention(q, self.k_parts, self.v_parts, start_pos, *names, sm_scale)
         out, _ = merge_partials(stored, own_token(q, k, v, sm_scale))
         return out.to(q.dtype)
 
@@ -122,12 +140,19 @@ class KVCache(nn.Module):
             self._store(k, v, torch.full((batch_size,), lo, device=k.device))
 
     def _encoded(self, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        yield from zip(self.k_parts, FORMATS[self.k_format].encode(k), strict=True)
-        yield from zip(self.v_parts, FORMATS[self.v_format].encode(v), strict=True)
+        yield from zip(self.k_parts, format_of(self.k_format).encode(k), strict=True)
+        yield from zip(self.v_parts, format_of(self.v_format).encode(v), strict=True)
 
     def _decoded(self, lo: int, hi: int, dtype: torch.dtype) -> Iterator[Tensor]:
         for parts, name in ((self.k_parts, self.k_format), (self.v_parts, self.v_format)):
-            yield FORMATS[name].decode(tuple(read_slots(part, lo, hi) for part in parts), dtype)
+            yield format_of(name).decode(tuple(read_slots(part, lo, hi) for part in parts), dtype)
+
+
+def scaled(q: Tensor, k: Tensor, channels: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries times, and keys divided by, scales [Hkv, D] of channels: q . k stays as it is."""
+    channels = channels.to(k.dtype)[:, None]  # powers of two, in every dtype
+    q_groups = q.unflatten(1, (k.shape[1], -1)) * channels[:, None]  # [B, Hkv, G, T, D]
+    return q_groups.flatten(1, 2), k / channels
 
 
 def own_token(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> tuple[Tensor, Tensor]:
@@ -139,13 +164,23 @@ def own_token(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> tuple[Tensor,
 
 
 def parse_formats(spec: str) -> tuple[str, str]:
-    """K and V format names of a `--kv_cache_quantization` value: one name, or two as K,V."""
-    names = spec.split(",")
-    unknown = [name for name in names if name not in FORMATS]
-    if unknown or len(names) > 2:
-        known = ", ".join(FORMATS)
-        raise UserError(f"--kv_cache_quantization {spec}: give one of {known}, or two as K,V")
-    return names[0], names[-1]
+    """K and V format names of a `--kv_cache_quantization` value: one name, or two as K,V.
+
+    Channels have scales in K alone: `int8-channel` is `int8-channel,int8`.
+    """
+    k_format, comma, v_format = spec.partition(",")
+    v_format = v_format if comma else base_name(k_format)
+    if k_format not in K_FORMATS or v_format not in FORMATS:
+        raise UserError(
+            f"--kv_cache_quantization {printable(spec)}: give one of {', '.join(K_FORMATS)}, or two"
+            f" as K,V, of which V has no {PER_CHANNEL}"
+        )
+    return k_format, v_format
+
+
+def has_channel_scales(k_format: str) -> bool:
+    """Whether K's channels are divided by scales before they are stored."""
+    return k_format.endswith(PER_CHANNEL)
 
 
 def make_caches(
@@ -157,7 +192,7 @@ def make_caches(
 ) -> nn.ModuleList:
     """One cache per layer, each directly in its final format."""
     shape = (batch_size, config.num_kv_heads, cache_len, config.head_dim)
-    num_parts = sum(len(FORMATS[name].parts(config.head_dim)) for name in formats)
+    num_parts = sum(len(format_of(name).parts(config.head_dim)) for name in formats)
     num_bytes = batch_size * cache_len * bytes_per_token(config, formats)
     empty = empty_in_huge_pages(num_bytes, config.num_layers * num_parts, device)
     return nn.ModuleList(KVCache(*formats, shape, device, empty) for _ in range(config.num_layers))
@@ -165,13 +200,19 @@ def make_caches(
 
 def bytes_per_token(config: ModelConfig, formats: tuple[str, str]) -> int:
     """Bytes that one cached token takes in all layers, all parts of K and V."""
-    per_head = sum(FORMATS[name].bytes_per_vector(config.head_dim) for name in formats)
+    per_head = sum(format_of(name).bytes_per_vector(config.head_dim) for name in formats)
+    return config.num_layers * config.num_kv_heads * per_head
+
+
+def channel_scales_bytes(config: ModelConfig, formats: tuple[str, str]) -> int:
+    """Bytes of the scales of K's channels, which are as many for any number of tokens."""
+    per_head = 4 * config.head_dim * has_channel_scales(formats[0])
     return config.num_layers * config.num_kv_heads * per_head
 
 
 def payload_bytes_per_token(config: ModelConfig, formats: tuple[str, str]) -> int:
     """Of `bytes_per_token` the data; the rest is scales and zeros."""
-    payloads = (FORMATS[name].parts(config.head_dim)[0] for name in formats)
+    payloads = (format_of(name).parts(config.head_dim)[0] for name in formats)
     per_head = sum(payload.width * payload.dtype.itemsize for payload in payloads)
     return config.num_layers * config.num_kv_heads * per_head
 
@@ -188,7 +229,7 @@ def past_scratch_bytes(
     if not past_len:
         return 0
     results = rows * config.num_heads * config.head_dim * (dtype.itemsize + 4 * 4)
-    decoded = [n for n in formats if FORMATS[n].parts(config.head_dim)[0].dtype != dtype]
+    decoded = [n for n in formats if format_of(n).parts(config.head_dim)[0].dtype != dtype]
     per_value = len(decoded) * dtype.itemsize + (2 * 4 if decoded else 0)
     slots = min(PREFILL_BLOCK, past_len) * config.num_kv_heads
     return results + slots * config.head_dim * per_value

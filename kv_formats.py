@@ -147,3 +147,43 @@ FORMATS: dict[str, KVFormat] = {
     "fp8": Symmetric(torch.float8_e4m3fn, 448, kl_limits=(0.01, 0.05)),
     "int4": Int4(),
 }
+
+PER_CHANNEL = "-channel"
+"""Behind the name of a quantised format of K: `channel_scales` come first."""
+
+K_FORMATS = (*FORMATS, *(name + PER_CHANNEL for name in FORMATS if FORMATS[name].kl_limits))
+"""All names of K's format; V's are those of FORMATS."""
+
+
+def base_name(name: str) -> str:
+    """The name in FORMATS of how a format of K or V stores a vector."""
+    return name.removesuffix(PER_CHANNEL)
+
+
+def format_of(name: str) -> KVFormat:
+    """How a format of K or V, by a name in K_FORMATS, stores a vector."""
+    return FORMATS[base_name(name)]
+
+
+MAX_EXPONENT = 8
+"""Of channel scales: 256 times as large as the usual channel, and fp16 is not left."""
+
+
+def channel_scales(k: Tensor) -> Tensor:
+    """What divides the channels of the keys, and multiplies those of the queries, of each KV head.
+
+    Some channels of K are always large. Of a vector they set the one scale, which leaves the others
+    few codes. Divided by how large its channels get, a vector is even.
+
+    Args:
+        k: [B, Hkv, T, D], the first keys of a prompt.
+
+    Returns:
+        [Hkv, D] fp32, powers of two: dividing and multiplying by them is exact in every floating
+        dtype, so q . k stays what it was where K is not rounded.
+    """
+    largest = k.float().abs().amax((0, 2)).clamp(min=1e-8)
+    exponents = largest.log2()
+    exponents = (exponents - exponents.mean(-1, keepdim=True)).round()
+    scales = exponents.clamp(-MAX_EXPONENT, MAX_EXPONENT).exp2()
+    return torch.where(scales.isfinite(), scales, 1)

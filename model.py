@@ -30,6 +30,9 @@ class Cache(Protocol):
     @property
     def v_parts(self) -> list[Tensor]: ...
 
+    @property
+    def k_channels(self) -> Tensor | None: ...
+
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, start_pos: Tensor, past_len: int | None = None
     ) -> Tensor: ...
@@ -186,7 +189,8 @@ class Transformer(nn.Module):
         if past_len is None and runs_in_one_call(x, tensors := self._layer_tensors()):
             k = [part for cache in caches for part in cache.k_parts]
             v = [part for cache in caches for part in cache.v_parts]
-            return decode_layers(x, rope, start_pos, tensors, k, v)
+            k_channels = [cache.k_channels for cache in caches if cache.k_channels is not None]
+            return decode_layers(x, rope, start_pos, tensors, k, v, k_channels)
         for layer, cache in zip(self.layers, caches, strict=True):
             x = layer(x, rope, start_pos, cache, past_len)
         return x

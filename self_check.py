@@ -16,7 +16,7 @@ from command import says_out_of_memory
 from config import describe
 from engine import Engine, Sampling, sample
 from kernels.flash import flash_attention
-from kv_formats import FORMATS
+from kv_formats import format_of
 from measure import Runner
 from progress import Advance, progress
 from quality import score
@@ -56,6 +56,7 @@ class NoCache:
 
     k_parts: list[Tensor] = []
     v_parts: list[Tensor] = []
+    k_channels = None
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, start_pos: Tensor, past_len: int | None = None
@@ -66,7 +67,7 @@ class NoCache:
 
 def is_quantized(formats: tuple[str, str]) -> bool:
     """Whether K or V are not stored as they are."""
-    return any(FORMATS[name].kl_limits for name in formats)
+    return any(format_of(name).kl_limits for name in formats)
 
 
 def self_check(runner: Runner, num_tokens: int) -> Checked:
@@ -96,7 +97,7 @@ def self_check(runner: Runner, num_tokens: int) -> Checked:
 
 def limits_of(formats: tuple[str, str]) -> tuple[float, float]:
     """Mean KL up to which a run is fine, and beyond which it is wrong; of the coarser format."""
-    fine, wrong = max(limits for name in formats if (limits := FORMATS[name].kl_limits))
+    fine, wrong = max(limits for name in formats if (limits := format_of(name).kl_limits))
     return FACTOR * fine, FACTOR * wrong
 
 

@@ -18,6 +18,7 @@ torch.library.define(
     NAME,
     "(Tensor x, Tensor cos, Tensor sin, Tensor start_pos, Tensor[] weights, int[] num_parts,"
     " Tensor[] norms, float eps, Tensor[] qkv_biases, Tensor[] o_biases, Tensor[] head_norms,"
+    " Tensor[] k_channels,"
     " Tensor(a!)[] k, Tensor(b!)[] v, int num_heads, int intermediate_size) -> Tensor",
 )
 
@@ -62,6 +63,7 @@ def decode_layers(
     layers: LayerTensors,
     k: list[Tensor],
     v: list[Tensor],
+    k_channels: list[Tensor],
 ) -> Tensor:
     """The bits of `model.Block` for each layer in turn, K and V stored on the way.
 
@@ -73,6 +75,7 @@ def decode_layers(
         start_pos: [B] integers; row b's tokens fill slots start_pos[b] + 0 .. T - 1.
         layers: the model.
         k, v: all parts of the layers' caches, layer after layer; mutated.
+        k_channels: scales [Hkv, D] fp32 of each layer's K, see `KVCache.k_channels`; or none.
 
     Returns:
         [B, T, C] in x's dtype.
@@ -92,6 +95,7 @@ def decode_layers(
         layers.qkv_biases,
         layers.o_biases,
         layers.head_norms,
+        k_channels,
         k,
         v,
         layers.num_heads,

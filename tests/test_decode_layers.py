@@ -11,7 +11,7 @@ from conftest import TINY, seeded_model
 import model as model_module
 from kernels.slots import read_slots, write_slots_
 from kv_cache import KVCache, fill_synthetic_, make_caches
-from kv_formats import FORMATS
+from kv_formats import FORMATS, base_name, format_of
 from weight_formats import Int4Linear, Int8Linear
 
 pytestmark = pytest.mark.skipif(not INSTRUCTION_SETS, reason="no C++ compiler here")
@@ -65,6 +65,10 @@ def step(monkeypatch, model, formats, shape, *, in_one_call):
     ids = torch.randint(0, LLAMA.vocab_size, shape, generator=generator)
     caches = make_caches(model.config, formats, batch_size, 128)
     fill_synthetic_(caches, 128)
+    for cache in caches:
+        if cache.k_channels is not None:
+            exponents = torch.randint(-3, 4, cache.k_channels.shape, generator=generator)
+            cache.k_channels.copy_(exponents.float().exp2())
     calls = []
     ready = model_module.runs_in_one_call
 
@@ -84,7 +88,7 @@ def vectors_in(caches):
     """What is stored stands for: [B, Hkv, S, D] of each layer's K and V."""
     for cache in caches:
         for parts, name in ((cache.k_parts, cache.k_format), (cache.v_parts, cache.v_format)):
-            yield FORMATS[name].decode(tuple(map(as_rows, parts)), torch.float32)
+            yield format_of(name).decode(tuple(map(as_rows, parts)), torch.float32)
 
 
 def numbers_in(part):
@@ -105,7 +109,9 @@ def assert_same(monkeypatch, model, formats, shape):
     """
     x, caches = step(monkeypatch, model, formats, shape, in_one_call=True)
     expected, expected_caches = step(monkeypatch, model, formats, shape, in_one_call=False)
-    eps = max(torch.finfo(x.dtype).eps, 2**-16 if {"int8", "int4"} & {*formats} else 0)
+    eps = max(
+        torch.finfo(x.dtype).eps, 2**-16 if {"int8", "int4"} & {*map(base_name, formats)} else 0
+    )
     moved = sum(
         (vectors - others).abs().sum().item()
         for vectors, others in zip(vectors_in(caches), vectors_in(expected_caches), strict=True)
@@ -127,7 +133,10 @@ def assert_same(monkeypatch, model, formats, shape):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     "formats",
-    [*(("int8", "int8"), ("bf16", "fp16"), ("fp32", "int8")), ("int8", "int4"), ("int4", "fp8")],
+    [
+        *(("int8", "int8"), ("bf16", "fp16"), ("fp32", "int8"), ("int8", "int4"), ("int4", "fp8")),
+        *(("int8-channel", "int8"), ("int4-channel", "int8")),
+    ],
 )
 def test_one_call_gives_what_the_layers_give(instruction_set, monkeypatch, formats, dtype, shape):
     assert_same(monkeypatch, seeded_model(LLAMA, dtype), formats, shape)
@@ -144,10 +153,12 @@ def test_weights_of_codes_and_any_number_of_threads_give_the_same(
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("name", ["int8", "bf16", "int4"])
-def test_options_of_the_model_give_the_same(monkeypatch, option, name):
+@pytest.mark.parametrize(
+    "formats", [("int8", "int8"), ("bf16", "bf16"), ("int4", "int4"), ("int8-channel", "int8")]
+)
+def test_options_of_the_model_give_the_same(monkeypatch, option, formats):
     model = seeded_model(dataclasses.replace(LLAMA, **OPTIONS[option]), torch.bfloat16)
-    assert_same(monkeypatch, model, (name, name), (2, 3))
+    assert_same(monkeypatch, model, formats, (2, 3))
 
 
 @pytest.mark.parametrize(
@@ -192,7 +203,7 @@ def stored_alone(cache, value, slot, dtype=torch.float32):
     x, norm, *weights = to
     return torch.ops.kv_fast.decode_layers(
         *(x, angles, 0 * angles, torch.tensor([slot]), weights, [1] * 4, [norm, norm], 0.0),
-        *([], [], [], cache.k_parts, cache.v_parts, 1, width),
+        *([], [], [], [], cache.k_parts, cache.v_parts, 1, width),
     )
 
 
@@ -221,7 +232,7 @@ def test_the_compiler_is_told_what_the_call_changes():
     weights = [torch.randn(shape) for shape in shapes]
     args = (
         *(torch.randn(1, 1, width), angles, 0 * angles, torch.tensor([3]), weights, [1] * 4),
-        *([torch.ones(width)] * 2, 1e-5, [], [], [], cache.k_parts, cache.v_parts, 1, width),
+        *([torch.ones(width)] * 2, 1e-5, [], [], [], [], cache.k_parts, cache.v_parts, 1, width),
     )
     torch.library.opcheck(
         torch.ops.kv_fast.decode_layers.default, args, test_utils=["test_schema", "test_faketensor"]

@@ -19,11 +19,12 @@ struct Buffers {
   at::Tensor qkv, attended, h, gates, y;
 };
 
-// What a call has for all layers, one after the other. Biases and norms of heads may be none.
+// What a call has for all layers, one after the other. Biases, norms of heads and scales of K's
+// channels may be none.
 struct Lists {
   at::TensorList weights;
   at::IntArrayRef num_parts;  // of each weight
-  at::TensorList norms, qkv_biases, o_biases, head_norms, k, v;
+  at::TensorList norms, qkv_biases, o_biases, head_norms, k_channels, k, v;
   size_t num_taken = 0, first_part = 0;
 
   int64_t num_layers() const { return norms.size() / 2; }
@@ -43,7 +44,8 @@ struct Lists {
                           !k.empty() && k.size() % count == 0 && !v.empty() && v.size() % count == 0,
                       norms.size(), " norms, ", num_parts.size(), " weights and caches of ", k.size(),
                       " and ", v.size(), " parts are of no number of layers");
-    for (const size_t size : {qkv_biases.size(), o_biases.size(), head_norms.size() / 2})
+    for (const size_t size :
+         {qkv_biases.size(), o_biases.size(), head_norms.size() / 2, k_channels.size()})
       TORCH_CHECK_VALUE(size == 0 || size == count, size, " of a list for ", count, " layers");
   }
 };
@@ -57,7 +59,7 @@ Optional one_of(at::TensorList all, int64_t i) {
 struct Layer {
   at::Tensor x;
   Stage qkv, o, gate_up, down;
-  Optional attention_norm, mlp_norm, q_norm, k_norm;
+  Optional attention_norm, mlp_norm, q_norm, k_norm, k_channels;
   Parts k, v;
 
   Layer(int64_t i, const at::Tensor& from, const Buffers& to, Lists& lists)
@@ -68,6 +70,7 @@ struct Layer {
         down(to.gates, lists.next_weight(), to.y, to.h, false),
         attention_norm(lists.norms[2 * i]), mlp_norm(lists.norms[2 * i + 1]),
         q_norm(one_of(lists.head_norms, 2 * i)), k_norm(one_of(lists.head_norms, 2 * i + 1)),
+        k_channels(one_of(lists.k_channels, i)),
         k(of_layer(lists.k, i, lists)), v(of_layer(lists.v, i, lists)) {}
 
   static Parts of_layer(at::TensorList all, int64_t i, const Lists& lists) {

@@ -83,6 +83,12 @@ void check_layer(const Layer& layer, const at::Tensor& like_q, const at::Tensor&
                                 norm->scalar_type() == layer.x.scalar_type()),
                       "the norm of a head of ", head_dim, " is ", norm->scalar_type(),
                       norm->sizes());
+  const auto& scales = layer.k_channels;
+  const int64_t sizes[] = {layer.k[0].size(1), head_dim};
+  TORCH_CHECK_VALUE(!scales || (scales->sizes().equals(sizes) && scales->is_contiguous() &&
+                                scales->scalar_type() == at::kFloat),
+                    "scales of channels ", scales->scalar_type(), scales->sizes(), " for ",
+                    layer.k[0].sizes());
 }
 
 // cos or sin [B, T, D / 2] fp32 of x [B, T, C].
@@ -97,13 +103,13 @@ at::Tensor decode_layers(const at::Tensor& input, const at::Tensor& cos, const a
                          const at::Tensor& start_pos, at::TensorList weights,
                          at::IntArrayRef num_parts, at::TensorList norms, double eps,
                          at::TensorList qkv_biases, at::TensorList o_biases,
-                         at::TensorList head_norms, at::TensorList k, at::TensorList v,
-                         int64_t num_heads, int64_t intermediate_size) {
+                         at::TensorList head_norms, at::TensorList k_channels, at::TensorList k,
+                         at::TensorList v, int64_t num_heads, int64_t intermediate_size) {
   TORCH_CHECK_VALUE(input.dim() == 3 && input.numel(), "x ", input.sizes(), " is not [B, T, C]");
   by_type(input.scalar_type(), [](auto) {});  // here, where what is thrown ends no process
   TORCH_CHECK_VALUE(num_heads > 0 && intermediate_size > 0, num_heads, " heads and ",
                     intermediate_size, " gates");
-  Lists lists = {weights, num_parts, norms, qkv_biases, o_biases, head_norms, k, v};
+  Lists lists = {weights, num_parts, norms, qkv_biases, o_biases, head_norms, k_channels, k, v};
   lists.check();
   const auto x = input.contiguous();
   const auto cosines = checked_angles(cos, x), sines = checked_angles(sin, x);

@@ -93,11 +93,19 @@ struct StepAttention {
                     sin.const_data_ptr<float>() + first, shape.head_dim, to);
   }
 
+  // The scales of a KV head's channels, or none; powers of two, so nothing is rounded.
+  const float* channels_of(const Layer& layer, int64_t pair) const {
+    if (!layer.k_channels) return nullptr;
+    return layer.k_channels->const_data_ptr<float>() + pair % shape.num_kv_heads * shape.head_dim;
+  }
+
   template <class T>
   void add_query(const Layer& layer, int64_t token, int64_t pair, int64_t g, const T* from) {
     const int64_t r = g * shape.num_queries + token % shape.num_queries;
     float* row = q.data + (pair * work.num_rows + r) * work.stride;
     rotate(from, layer.q_norm, token, row);
+    if (const float* scales = channels_of(layer, pair))
+      for (int64_t d = 0; d < shape.head_dim; ++d) row[d] *= scales[d];
     for (int64_t d = 0; d < shape.head_dim; ++d) row[d] *= sm_scale;
     for (int64_t part = 0; part < work.num_results; ++part)
       work.states[work.row(pair, part) + r] = RowState{};
@@ -108,6 +116,8 @@ struct StepAttention {
     const int64_t t = token % shape.num_queries;
     float* key = own_k.data + (pair * shape.num_queries + t) * work.stride;
     rotate(from, layer.k_norm, token, key);
+    if (const float* scales = channels_of(layer, pair))
+      for (int64_t d = 0; d < shape.head_dim; ++d) key[d] /= scales[d];
     append(layer.k, pair, work.heads[pair].filled + t, key, shape.head_dim);
     if (t == 0) work.heads[pair].k = side_of(layer.k, pair);
   }
