@@ -26,6 +26,7 @@ CODE += [
     *sorted(ROOT.glob("scripts/*.py")),
     ROOT / "scripts" / "peers",
 ]
+QUALITY_COLUMNS = "kv,context,kv_bytes_per_token,kl,kl_floor,ln_ppl_ratio,ln_ppl_ratio_se,top1"
 OTHERS = {
     "kernels/csrc": "The C++ kernels of the CPU: decode attention, and products of few rows.",
     "scripts/gpu_check.sh": "The shell command of `gpu_check.py`.",
@@ -85,15 +86,25 @@ def files() -> str:
 
 
 def table() -> str:
-    """The newest row of each setting on the machine of the last row."""
-    rows = select(str(ROOT / "benchmark_results.txt"), "kind=speed,status=ok")
+    """The newest speed row of each setting on the machine of the last."""
+    return rows_of("kind=speed,status=ok", "")
+
+
+def quality() -> str:
+    """What caches cost, likewise."""
+    return rows_of("kind=quality,status=ok,reference=cache", QUALITY_COLUMNS)
+
+
+def rows_of(conditions: str, columns: str) -> str:
+    """The newest row of each setting on the machine of the last row, as a table."""
+    rows = select(str(ROOT / "benchmark_results.txt"), conditions)
     machine = system_of(rows[-1])
-    return markdown(make_table([row for row in newest(rows) if system_of(row) == machine]))
+    return markdown(make_table([row for row in newest(rows) if system_of(row) == machine], columns))
 
 
 def filled(text: str) -> str:
     """README.md with every block between its markers made anew."""
-    for make in (flags, sweep, sections, doubts, files, table):
+    for make in (flags, sweep, sections, doubts, files, table, quality):
         name, block = make.__name__, make()
         before, start, rest = text.partition(f"<!-- {name} -->\n")
         _, end, after = rest.partition(f"<!-- end {name} -->")

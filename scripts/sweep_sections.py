@@ -40,6 +40,8 @@ class Case:
 GREEDY = "--temperature 0 --ignore_eos"
 SHAPE = f"--prompt_tokens 512 --max_new_tokens 128 {GREEDY} --num_samples 5 --quantization none"
 CACHES = ("bf16", "int8")
+LOSSY_CACHES = ("int8-channel", "int8", "fp8", "int8-channel,int4", "int8,int4")
+LOSSY_CACHES += ("int4-channel", "int4")
 MATRIX = ("random:llama-2-7b", "random:llama-3-8b", "random:llama-3.1-8b")
 
 SECTIONS = {
@@ -100,13 +102,18 @@ SECTIONS = {
         ),
     ),
     "quality": Section(
-        about="what an int8 cache, and weights of 8 and 4 bits, cost in accuracy",
+        about="what caches and weights of 8 and 4 bits cost in accuracy",
         flags="",
         grids=(
             {
                 "": ("kl",),
-                "context": ("512", "2048", "8192", "32768", MAX),
-                "kv_cache_quantization": ("int8",),
+                "context": ("512",),
+                "kv_cache_quantization": LOSSY_CACHES,
+            },
+            {
+                "": ("kl",),
+                "context": ("2048", "8192", "32768", MAX),
+                "kv_cache_quantization": ("int8", "int8-channel"),
             },
             {"": ("needle",), "context": ("512", "2048"), "kv_cache_quantization": ("int8",)},
             {
