@@ -20,15 +20,8 @@ inline Floats load_vector(const Half* from) {
 inline Floats load_vector(const BFloat16* from) {
   return Floats(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((__m128i*)from)), 16));
 }
-inline Floats load_vector(const int8_t* from) {
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((__m128i*)from)));
-}
-inline Floats load_vector(const Float8* from) {  // as fp16 whose exponent is 8 too low
-  const __m128i wide = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((__m128i*)from)), 7);
-  return _mm256_cvtph_ps(_mm_and_si128(wide, _mm_set1_epi16(int16_t(0xbfff)))) * 256.0f;
-}
-inline Ints load_ints(const uint8_t* from) {
-  return Ints(_mm256_cvtepu8_epi32(_mm_loadl_epi64((__m128i*)from)));
+inline Ints load_ints(const void* from) {
+  return Ints(_mm256_cvtepi8_epi32(_mm_loadl_epi64((__m128i*)from)));
 }
 #include "vectors.inc"
 #include "attention.inc"

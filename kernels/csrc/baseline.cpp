@@ -12,7 +12,10 @@ template <class T>
 Floats load_vector(const T* from) {
   return Floats{widen(from[0]), widen(from[1]), widen(from[2]), widen(from[3])};
 }
-inline Ints load_ints(const uint8_t* from) { return Ints{from[0], from[1], from[2], from[3]}; }
+inline Ints load_ints(const void* from) {
+  const auto* bytes = static_cast<const int8_t*>(from);
+  return Ints{bytes[0], bytes[1], bytes[2], bytes[3]};
+}
 #include "vectors.inc"
 #include "attention.inc"
 #include "linear.inc"
