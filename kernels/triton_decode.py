@@ -23,6 +23,7 @@ from torch import Tensor
 
 from kernels.slots import SLOT_TILE, SLOTS_INNERMOST, layout_of
 from kernels.triton_tile import attend_tile, prepare_queries, raise_top
+from kv_formats import FORMATS
 
 INTERPRETER_PROCESSORS = 4
 """SMs to assume without a GPU: enough for several splits."""
@@ -58,6 +59,8 @@ class Variant:
 
     k_format: str
     v_format: str
+    k_has_scale: bool
+    v_has_scale: bool
     k_dot: tl.dtype
     v_dot: tl.dtype
     query_levels: int
@@ -112,7 +115,7 @@ def stored_attention(
     grid = (row_blocks, num_pairs, num_splits)
     with torch.cuda.device_of(q):
         _split_kernel[grid](
-            *(q, tuple(k), tuple(v), start_pos, split_out, split_lse),
+            *(q, _as_bytes(k), _as_bytes(v), start_pos, split_out, split_lse),
             *(qk_scale, num_slots, num_queries, variant),
             num_warps=variant.num_warps,
             num_stages=variant.num_stages,
@@ -137,6 +140,8 @@ def choose_variant(
     return Variant(
         k_format=k_format,
         v_format=v_format,
+        k_has_scale=len(FORMATS[k_format].parts(head_dim)) > 1,
+        v_has_scale=len(FORMATS[v_format].parts(head_dim)) > 1,
         k_dot=DOT_TYPES[k_dot],
         v_dot=DOT_TYPES[v_dot],
         query_levels=min(127 * 256, 2**31 // (128 * head_dim)),
@@ -152,13 +157,19 @@ def choose_variant(
 
 
 def _dot_dtypes(q: torch.dtype, k: torch.dtype, v: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
-    """Types of the products: int8 against codes; else q and k stay exact, p is rounded to v's type.
+    """Types of the products: int8 against its codes; else q and k stay exact, p is rounded to v's.
 
-    With fp32 queries p is not rounded either.
+    Other codes are exact in q's type. With fp32 queries p is not rounded either.
     """
+    k, v = (q if dtype in (torch.uint8, torch.float8_e4m3fn) else dtype for dtype in (k, v))
     k_dot = k if k == torch.int8 else torch.promote_types(q, k)
     v_dot = torch.float32 if q == torch.float32 and v != torch.int8 else v
     return k_dot, v_dot
+
+
+def _as_bytes(parts: list[Tensor]) -> tuple[Tensor, ...]:
+    """The parts, those of fp8 as their bits: not every GPU knows the type."""
+    return tuple(p.view(torch.uint8) if p.dtype == torch.float8_e4m3fn else p for p in parts)
 
 
 def _program_shape(
@@ -218,7 +229,7 @@ def _split_kernel(
     d = tl.arange(0, variant.block_dim)[None, :]
     exists = (rows < num_rows)[:, None] & (d < variant.head_dim)
     queries = tl.load(q + q_rows[:, None] * variant.head_dim + d, mask=exists, other=0)
-    queries, factor = prepare_queries(queries.to(tl.float32), qk_scale, variant)
+    queries = prepare_queries(queries.to(tl.float32), qk_scale, variant)
 
     acc = tl.full([variant.block_rows, variant.block_dim], 0.0, tl.float32)
     total = tl.full([variant.block_rows], 0.0, tl.float32)
@@ -229,10 +240,10 @@ def _split_kernel(
     whole = tl.maximum(lo, tl.minimum(hi, filled) // variant.tile * variant.tile)
     for first in range(lo, whole, variant.tile):
         slots = base + first
-        state = attend_tile(state, queries, factor, k, v, slots, None, None, variant)
+        state = attend_tile(state, queries, k, v, slots, None, None, variant)
     for first in tl.range(whole, hi, variant.tile, num_stages=2):
         slots, count, visible = base + first, hi - first, filled + token - first
-        state = attend_tile(state, queries, factor, k, v, slots, count, visible, variant)
+        state = attend_tile(state, queries, k, v, slots, count, visible, variant)
 
     acc, total, top = state
     acc /= tl.where(total == 0, 1.0, total)[:, None]  # a total of NaN spoils the row

@@ -9,6 +9,12 @@ of 14 to 16 bits in two int8 digits, and one operand of codes serves both digits
     values  weight * scale = (128 high + low) * 2**tile_top, one tile_top per query row and tile.
             Two products, with V as [D, slots]: integer products need the summed index contiguous.
 
+Codes of fp8 and int4 are made into the type of a plain product, in which they are exact. Those of
+int4 are multiplied less ZERO_NIBBLE; what that and the zeros add is a number per slot or query row:
+
+    scores  q . (scale * code + zero) = scale * (q . code) + zero * (sum of q)
+    values  (sum of weight * scale * code) + (sum of weight * zero), added to every channel
+
 In every function: variant is a triton_decode.Variant; the tile starts at slot `first` of all rows
 and heads together; of it `count` slots are read, None: all.
 """
@@ -33,10 +39,13 @@ WEIGHT_BITS = tl.constexpr(13.9)
 SMALLEST = tl.constexpr(2.0**-60)
 """Floor of scales that are divided by or whose logarithm is taken."""
 
+ZERO_NIBBLE = tl.constexpr(8)
+"""Is subtracted from codes of int4: products of smaller numbers are rounded less."""
+
 
 @triton.jit
 def prepare_queries(q, qk_scale, variant: tl.constexpr):
-    """The left operand of q . k for q [rows, D] fp32, and factors [rows] from products to scores.
+    """Of q [rows, D] fp32: the left operand of q . k, factors from products to scores, sums of q.
 
     For int8 keys the operand is [2 * rows, D]: high digits, then low digits.
     """
@@ -51,18 +60,19 @@ def prepare_queries(q, qk_scale, variant: tl.constexpr):
     else:
         operand = q.to(variant.k_dot)
         factor = tl.full([variant.block_rows], 1.0, tl.float32) * qk_scale
-    return operand, factor
+    return operand, factor, tl.sum(q, 1)
 
 
 @triton.jit
-def attend_tile(state, queries, factor, k, v, first, count, visible, variant: tl.constexpr):
+def attend_tile(state, queries, k, v, first, count, visible, variant: tl.constexpr):
     """One step of the online softmax.
 
     state: weighted values [rows, D] and weights [rows], both relative to exp2(top [rows]).
-    queries, factor: from prepare_queries.
+    queries: from prepare_queries.
     visible: row r sees the first visible[r] slots; None: all.
     """
-    scores = _products(queries, k, first, count, variant) * factor[:, None]
+    operand, factor, q_sum = queries
+    scores = _products(operand, q_sum, k, first, count, variant) * factor[:, None]
     if visible is not None:
         slot = tl.arange(0, variant.tile)[None, :]
         scores = tl.where(slot < visible[:, None], scores, float("-inf"))
@@ -74,25 +84,25 @@ def attend_tile(state, queries, factor, k, v, first, count, visible, variant: tl
 
 
 @triton.jit
-def _products(queries, k, first, count, variant: tl.constexpr):
+def _products(queries, q_sum, k, first, count, variant: tl.constexpr):
     """[rows, tile] fp32."""
-    slot = tl.arange(0, variant.tile)[:, None]
-    d = tl.arange(0, variant.block_dim)[None, :]
-    pointers = k[0] + first * variant.head_dim + (slot * variant.head_dim + d)
-    keys = _load_payload(pointers, slot, d, count, variant)
+    keys = _load_vectors(k[0], first, count, variant.k_format, variant.k_dot, variant)
     if variant.k_format == "int8":
         digits = tl.dot(queries, tl.trans(keys))
         digits = tl.reshape(digits, (2, variant.block_rows, variant.tile))
         high, low = tl.split(tl.permute(digits, (1, 2, 0)))
         products = (high * 256 + low).to(tl.float32)
-        products *= _load_scale(k[1], first, count, variant)[None, :]
     elif variant.v_format == "int8":
         # Transposed, so that the compiler spreads each product of the step over all warps.
-        products = tl.trans(
-            tl.dot(keys.to(variant.k_dot), tl.trans(queries), input_precision="ieee")
-        )
+        products = tl.trans(tl.dot(keys, tl.trans(queries), input_precision="ieee"))
     else:
-        products = tl.dot(queries, tl.trans(keys.to(variant.k_dot)), input_precision="ieee")
+        products = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+    if variant.k_has_scale:
+        scale = _load_scale(k[1], first, count, variant)
+        products *= scale[None, :]
+        if variant.k_format == "int4":
+            zero = _load_scale(k[2], first, count, variant) + scale * ZERO_NIBBLE
+            products += q_sum[:, None] * zero[None, :]
     return products
 
 
@@ -103,12 +113,15 @@ def _add_plain_values(state, scores, v, first, count, variant: tl.constexpr):
     top, offset, decay = raise_top(top, tl.max(scores, 1))
     weights = tl.exp2(scores - offset[:, None])
     total = total * decay + tl.sum(weights, 1)
-    slot = tl.arange(0, variant.tile)[:, None]
-    d = tl.arange(0, variant.block_dim)[None, :]
-    pointers = v[0] + first * variant.head_dim + (slot * variant.head_dim + d)
-    values = _load_payload(pointers, slot, d, count, variant).to(variant.v_dot)
-    weights = weights.to(variant.v_dot)
-    acc = tl.dot(weights, values, acc * decay[:, None], input_precision="ieee")
+    values = _load_vectors(v[0], first, count, variant.v_format, variant.v_dot, variant)
+    acc *= decay[:, None]
+    if variant.v_has_scale:
+        scale = _load_scale(v[1], first, count, variant)
+        if variant.v_format == "int4":
+            zero = _load_scale(v[2], first, count, variant) + scale * ZERO_NIBBLE
+            acc += tl.sum(weights * zero[None, :], 1)[:, None]
+        weights *= scale[None, :]
+    acc = tl.dot(weights.to(variant.v_dot), values, acc, input_precision="ieee")
     return acc, total, top
 
 
@@ -152,6 +165,30 @@ def _log2_roughly(x):
 
 
 @triton.jit
+def _load_vectors(
+    part, first, count, kv_format: tl.constexpr, dot: tl.constexpr, variant: tl.constexpr
+):
+    """[tile, block_dim] in the type of a product."""
+    per_byte: tl.constexpr = 2 if kv_format == "int4" else 1
+    width: tl.constexpr = variant.head_dim // per_byte
+    slot = tl.arange(0, variant.tile)[:, None]
+    d = tl.arange(0, variant.block_dim // per_byte)[None, :]
+    pointers = part + first * width + (slot * width + d)
+    payload = _load_payload(pointers, slot, d, count, width, variant)
+    if kv_format == "int4":
+        both = tl.join(payload & 15, payload >> 4).to(tl.int8) - ZERO_NIBBLE
+        vectors = tl.reshape(both, (variant.tile, variant.block_dim)).to(dot)
+    elif kv_format == "fp8":
+        # As the bits of fp16 with an exponent 8 too low: an A100 cannot convert fp8.
+        bits = payload.to(tl.uint16)
+        halves = ((bits & 0x7F) << 7 | (bits & 0x80) << 8).to(tl.float16, bitcast=True)
+        vectors = (halves * 256.0).to(dot)
+    else:
+        vectors = payload.to(dot)
+    return vectors
+
+
+@triton.jit
 def _load_tiled_values(part, first, count, variant: tl.constexpr):
     """[block_dim, tile] codes.
 
@@ -165,17 +202,17 @@ def _load_tiled_values(part, first, count, variant: tl.constexpr):
     pointers = part + start + within + (d * VALUE_TILE + slot)
     if count is not None:
         count = tl.cdiv(count, VALUE_WORD) * VALUE_WORD
-    return _load_payload(pointers, slot, d, count, variant)
+    return _load_payload(pointers, slot, d, count, variant.head_dim, variant)
 
 
 @triton.jit
-def _load_payload(pointers, slot, d, count, variant: tl.constexpr):
-    """Zero past head_dim and past count slots. Read once: it shall not displace what is reused."""
+def _load_payload(pointers, slot, d, count, width: tl.constexpr, variant: tl.constexpr):
+    """Zero past width and past count slots. Read once: it shall not displace what is reused."""
     if count is not None:
-        mask = (slot < count) & (d < variant.head_dim)
+        mask = (slot < count) & (d < width)
         payload = tl.load(pointers, mask=mask, other=0, eviction_policy="evict_first")
     elif variant.head_dim < variant.block_dim:
-        mask = d < variant.head_dim
+        mask = d < width
         payload = tl.load(pointers, mask=mask, other=0, eviction_policy="evict_first")
     else:
         payload = tl.load(pointers, eviction_policy="evict_first")

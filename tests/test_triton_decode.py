@@ -91,7 +91,7 @@ def test_queries_of_every_type_match_the_oracle(device, q_dtype, kv_format):
 
 
 @on_device
-@pytest.mark.parametrize("k_format", ["bf16", "int8"])
+@pytest.mark.parametrize("formats", [("bf16", "int8"), ("int8", "int8"), ("int8", "int4")])
 @pytest.mark.parametrize(
     ("shape", "q_dtype"),
     [
@@ -106,8 +106,8 @@ def test_queries_of_every_type_match_the_oracle(device, q_dtype, kv_format):
         ((1, 3, 1, 8), "fp32"),
     ],
 )
-def test_every_shape_matches_the_oracle(device, shape, q_dtype, k_format):
-    case = make_case(device, [64, 101], (k_format, "int8"), shape=shape, slots=128, q_dtype=q_dtype)
+def test_every_shape_matches_the_oracle(device, shape, q_dtype, formats):
+    case = make_case(device, [64, 101], formats, shape=shape, slots=128, q_dtype=q_dtype)
     assert_matches_the_oracle(case)
 
 
@@ -139,7 +139,7 @@ def test_a_bad_value_that_a_query_sees_stays_visible(device, kv_format, place):
 def test_slots_that_no_query_sees_change_no_bit(device, kv_format):
     case = make_case(device, [0, 70], (kv_format, kv_format), shape=(1, 2, 3, 32))
     results = attend(case)
-    fill_unread_slots(case, 1.0, -3)
+    fill_unread_slots(case, 1.0, 3)
     for before, after in zip(results, attend(case), strict=True):
         assert torch.equal(before, after)
 

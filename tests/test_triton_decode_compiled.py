@@ -131,6 +131,14 @@ def test_no_int8_code_is_converted(compile_for, tmp_path, arch):
         (("int8", "int8"), {"head_dim": 256}),
         (("int8", "bf16"), {}),
         (("bf16", "int8"), {"num_queries": 5}),
+        (("int8", "int4"), {}),
+        (("int4", "int8"), {"num_queries": 5}),
+        (("int4", "int4"), {}),
+        (("int4", "int4"), {"head_dim": 64}),
+        (("int4", "int4"), {"head_dim": 256}),
+        (("fp8", "fp8"), {}),
+        (("fp8", "fp8"), {"q_dtype": "fp16", "num_queries": 5}),
+        (("fp8", "fp8"), {"q_dtype": "fp32"}),
     ],
 )
 def test_two_programs_fit_on_an_sm_without_spills(compile_for, tmp_path, arch, formats, options):
