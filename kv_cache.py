@@ -18,7 +18,16 @@ from kernels.flash import flash_attention
 from kernels.huge_pages import Empty, empty_in_huge_pages
 from kernels.merge import merge_partials
 from kernels.slots import read_slots, write_slots_
-from kv_formats import FORMATS, K_FORMATS, PER_CHANNEL, base_name, channel_scales, format_of
+from kv_formats import (
+    K_FORMATS,
+    PER_CHANNEL,
+    ROTATED,
+    V_FORMATS,
+    base_name,
+    channel_scales,
+    format_of,
+    rotated,
+)
 from model_config import ModelConfig
 
 PREFILL_BLOCK = 4096
@@ -35,7 +44,7 @@ class KVCache(nn.Module):
 
     Args:
         k_format: a name in K_FORMATS.
-        v_format: a name in FORMATS.
+        v_format: a name in V_FORMATS.
         shape: (B, Hkv, S, D).
         device: where the slots live.
         empty: allocates them, called like `torch.empty(sizes, dtype=, device=)`.
@@ -43,6 +52,7 @@ class KVCache(nn.Module):
     Attributes:
         k_channels: [Hkv, D] fp32, `channel_scales` of the first keys of the prompt that was
             prefilled last from slot 0 on; K is stored divided by them. None: k_format has none.
+        rotates_v: whether V is stored `rotated`.
 
     Raises:
         ValueError: S is not a multiple of what a layout takes, at most SLOT_TILE.
@@ -61,6 +71,7 @@ class KVCache(nn.Module):
         super().__init__()
         self.k_format, self.v_format = k_format, v_format
         self.shape, self.head_dim = shape, shape[-1]
+        self.rotates_v = v_format.endswith(ROTATED)
         for side, name in (("k", k_format), ("v", v_format)):
             for part in format_of(name).parts(self.head_dim):
                 layout = ops.layout(side, part, torch.device(device))
@@ -110,9 +121,12 @@ class KVCache(nn.Module):
 
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, start_pos: Tensor) -> Tensor:
         sm_scale = 1 / math.sqrt(self.head_dim)
-        names = base_name(self.k_format), self.v_format
-        stored = ops.stored_attention(q, self.k_parts, self.v_parts, start_pos, *names, sm_scale)
-        out, _ = merge_partials(stored, own_token(q, k, v, sm_scale))
+        names = base_name(self.k_format), base_name(self.v_format)
+        stored, lse = ops.stored_attention(
+            q, self.k_parts, self.v_parts, start_pos, *names, sm_scale
+        )
+        stored = rotated(stored) if self.rotates_v else stored
+        out, _ = merge_partials((stored, lse), own_token(q, k, v, sm_scale))
         return out.to(q.dtype)
 
     def _store(self, k: Tensor, v: Tensor, start_pos: Tensor) -> None:
@@ -124,8 +138,9 @@ class KVCache(nn.Module):
         result = flash_attention(q, k, v, causal=True)
         for lo in range(0, past_len, PREFILL_BLOCK):
             hi = min(lo + PREFILL_BLOCK, past_len)
-            past = flash_attention(q, *self._decoded(lo, hi, q.dtype), causal=False)
-            result = merge_partials(result, past)
+            past, lse = flash_attention(q, *self._decoded(lo, hi, q.dtype), causal=False)
+            past = rotated(past) if self.rotates_v else past
+            result = merge_partials(result, (past, lse))
         return result[0].to(q.dtype)
 
     def fill_synthetic_(self, depth: int, generator: torch.Generator) -> None:
@@ -140,6 +155,7 @@ class KVCache(nn.Module):
             self._store(k, v, torch.full((batch_size,), lo, device=k.device))
 
     def _encoded(self, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        v = rotated(v) if self.rotates_v else v
         yield from zip(self.k_parts, format_of(self.k_format).encode(k), strict=True)
         yield from zip(self.v_parts, format_of(self.v_format).encode(v), strict=True)
 
@@ -166,14 +182,15 @@ def own_token(q: Tensor, k: Tensor, v: Tensor, sm_scale: float) -> tuple[Tensor,
 def parse_formats(spec: str) -> tuple[str, str]:
     """K and V format names of a `--kv_cache_quantization` value: one name, or two as K,V.
 
-    Channels have scales in K alone: `int8-channel` is `int8-channel,int8`.
+    Channels have scales in K alone: `int8-channel` is `int8-channel,int8`; V alone is rotated.
     """
     k_format, comma, v_format = spec.partition(",")
     v_format = v_format if comma else base_name(k_format)
-    if k_format not in K_FORMATS or v_format not in FORMATS:
+    if k_format not in K_FORMATS or v_format not in V_FORMATS:
+        of_v = [name for name in V_FORMATS if name not in K_FORMATS]
         raise UserError(
             f"--kv_cache_quantization {printable(spec)}: give one of {', '.join(K_FORMATS)}, or two"
-            f" as K,V, of which V has no {PER_CHANNEL}"
+            f" as K,V; names with {PER_CHANNEL} are of K alone, and {', '.join(of_v)} of V"
         )
     return k_format, v_format
 

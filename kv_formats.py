@@ -148,21 +148,42 @@ FORMATS: dict[str, KVFormat] = {
     "int4": Int4(),
 }
 
-PER_CHANNEL = "-channel"
-"""Behind the name of a quantised format of K: `channel_scales` come first."""
+PER_CHANNEL, ROTATED = "-channel", "-rotated"
+"""Behind the name of a quantised format, the first of K: `channel_scales` come first, the second of
+V: `rotated` does."""
 
-K_FORMATS = (*FORMATS, *(name + PER_CHANNEL for name in FORMATS if FORMATS[name].kl_limits))
-"""All names of K's format; V's are those of FORMATS."""
+LOSSY = tuple(name for name in FORMATS if FORMATS[name].kl_limits)
+K_FORMATS = (*FORMATS, *(name + PER_CHANNEL for name in LOSSY))
+V_FORMATS = (*FORMATS, *(name + ROTATED for name in LOSSY))
 
 
 def base_name(name: str) -> str:
     """The name in FORMATS of how a format of K or V stores a vector."""
-    return name.removesuffix(PER_CHANNEL)
+    return name.removesuffix(PER_CHANNEL).removesuffix(ROTATED)
 
 
 def format_of(name: str) -> KVFormat:
-    """How a format of K or V, by a name in K_FORMATS, stores a vector."""
+    """How a format of K or V, by a name in K_FORMATS or V_FORMATS, stores a vector."""
     return FORMATS[base_name(name)]
+
+
+def rotated(x: Tensor) -> Tensor:
+    """Vectors [..., D] times a Hadamard matrix over sqrt(n): each channel becomes a mix of n.
+
+    What is large in one channel is then spread over all, and a vector's one scale suits them
+    better. The rotation is its own inverse. n is the largest power of two that divides D.
+
+    Returns:
+        [..., D] fp32, in a fixed order of additions: the C++ kernels store the same bits.
+    """
+    x, width = x.float(), x.shape[-1]
+    size, step = width & -width, 1
+    while step < size:
+        pairs = x.unflatten(-1, (-1, 2, step))
+        first, second = pairs.unbind(-2)
+        x = torch.stack((first + second, first - second), -2).flatten(-3)
+        step *= 2
+    return x * size**-0.5
 
 
 MAX_EXPONENT = 8

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from kernels.decode_layers import LayerTensors, decode_layers, runs_in_one_call
+from kernels.decode_layers import Basis, LayerTensors, decode_layers, runs_in_one_call
 from kernels.linear import rms_norm
 from kernels.product import product
 from model_config import ModelConfig
@@ -32,6 +32,8 @@ class Cache(Protocol):
 
     @property
     def k_channels(self) -> Tensor | None: ...
+
+    rotates_v: bool
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, start_pos: Tensor, past_len: int | None = None
@@ -190,7 +192,8 @@ class Transformer(nn.Module):
             k = [part for cache in caches for part in cache.k_parts]
             v = [part for cache in caches for part in cache.v_parts]
             k_channels = [cache.k_channels for cache in caches if cache.k_channels is not None]
-            return decode_layers(x, rope, start_pos, tensors, k, v, k_channels)
+            basis = Basis(k_channels, any([cache.rotates_v for cache in caches]))
+            return decode_layers(x, rope, start_pos, tensors, k, v, basis)
         for layer, cache in zip(self.layers, caches, strict=True):
             x = layer(x, rope, start_pos, cache, past_len)
         return x

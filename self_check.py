@@ -57,6 +57,7 @@ class NoCache:
     k_parts: list[Tensor] = []
     v_parts: list[Tensor] = []
     k_channels = None
+    rotates_v = False
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, start_pos: Tensor, past_len: int | None = None

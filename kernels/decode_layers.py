@@ -18,7 +18,7 @@ torch.library.define(
     NAME,
     "(Tensor x, Tensor cos, Tensor sin, Tensor start_pos, Tensor[] weights, int[] num_parts,"
     " Tensor[] norms, float eps, Tensor[] qkv_biases, Tensor[] o_biases, Tensor[] head_norms,"
-    " Tensor[] k_channels,"
+    " Tensor[] k_channels, bool rotates_v,"
     " Tensor(a!)[] k, Tensor(b!)[] v, int num_heads, int intermediate_size) -> Tensor",
 )
 
@@ -50,6 +50,19 @@ class LayerTensors:
         return self.weights[2].shape[0] // 2
 
 
+@dataclass(frozen=True)
+class Basis:
+    """What is done with K and V of all layers before they are stored.
+
+    Attributes:
+        k_channels: scales [Hkv, D] fp32 of each layer's K, see `KVCache.k_channels`; or none.
+        rotates_v: V goes through `kv_formats.rotated`.
+    """
+
+    k_channels: list[Tensor]
+    rotates_v: bool
+
+
 def runs_in_one_call(x: Tensor, layers: LayerTensors) -> bool:
     """Whether `decode_layers` can answer for as many rows as x has."""
     whole_gates = layers.intermediate_size % TILE_ROWS == 0
@@ -63,7 +76,7 @@ def decode_layers(
     layers: LayerTensors,
     k: list[Tensor],
     v: list[Tensor],
-    k_channels: list[Tensor],
+    basis: Basis,
 ) -> Tensor:
     """The bits of `model.Block` for each layer in turn, K and V stored on the way.
 
@@ -75,7 +88,7 @@ def decode_layers(
         start_pos: [B] integers; row b's tokens fill slots start_pos[b] + 0 .. T - 1.
         layers: the model.
         k, v: all parts of the layers' caches, layer after layer; mutated.
-        k_channels: scales [Hkv, D] fp32 of each layer's K, see `KVCache.k_channels`; or none.
+        basis: in which they are stored.
 
     Returns:
         [B, T, C] in x's dtype.
@@ -95,7 +108,8 @@ def decode_layers(
         layers.qkv_biases,
         layers.o_biases,
         layers.head_norms,
-        k_channels,
+        basis.k_channels,
+        basis.rotates_v,
         k,
         v,
         layers.num_heads,

@@ -41,7 +41,15 @@ GREEDY = "--temperature 0 --ignore_eos"
 SHAPE = f"--prompt_tokens 512 --max_new_tokens 128 {GREEDY} --num_samples 5 --quantization none"
 CACHES = ("bf16", "int8")
 LOSSY_CACHES = (
-    *("int8-channel", "int8", "fp8", "int8-channel,int4", "int8,int4", "int4-channel", "int4"),
+    *(
+        "int8-channel",
+        "int8",
+        "fp8",
+        "int8-channel,int4-rotated",
+        "int8,int4",
+        "int4-channel",
+        "int4",
+    ),
 )
 MATRIX = ("random:llama-2-7b", "random:llama-3-8b", "random:llama-3.1-8b")
 

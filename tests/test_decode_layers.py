@@ -135,7 +135,7 @@ def assert_same(monkeypatch, model, formats, shape):
     "formats",
     [
         *(("int8", "int8"), ("bf16", "fp16"), ("fp32", "int8"), ("int8", "int4"), ("int4", "fp8")),
-        *(("int8-channel", "int8"), ("int4-channel", "int8")),
+        *(("int8-channel", "int4-rotated"), ("int4-channel", "int8")),
     ],
 )
 def test_one_call_gives_what_the_layers_give(instruction_set, monkeypatch, formats, dtype, shape):
@@ -154,7 +154,8 @@ def test_weights_of_codes_and_any_number_of_threads_give_the_same(
 
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize(
-    "formats", [("int8", "int8"), ("bf16", "bf16"), ("int4", "int4"), ("int8-channel", "int8")]
+    "formats",
+    [("int8", "int8"), ("bf16", "bf16"), ("int4", "int4"), ("int8-channel", "int8-rotated")],
 )
 def test_options_of_the_model_give_the_same(monkeypatch, option, formats):
     model = seeded_model(dataclasses.replace(LLAMA, **OPTIONS[option]), torch.bfloat16)
@@ -203,7 +204,7 @@ def stored_alone(cache, value, slot, dtype=torch.float32):
     x, norm, *weights = to
     return torch.ops.kv_fast.decode_layers(
         *(x, angles, 0 * angles, torch.tensor([slot]), weights, [1] * 4, [norm, norm], 0.0),
-        *([], [], [], [], cache.k_parts, cache.v_parts, 1, width),
+        *([], [], [], [], False, cache.k_parts, cache.v_parts, 1, width),
     )
 
 
@@ -232,7 +233,19 @@ def test_the_compiler_is_told_what_the_call_changes():
     weights = [torch.randn(shape) for shape in shapes]
     args = (
         *(torch.randn(1, 1, width), angles, 0 * angles, torch.tensor([3]), weights, [1] * 4),
-        *([torch.ones(width)] * 2, 1e-5, [], [], [], [], cache.k_parts, cache.v_parts, 1, width),
+        *(
+            [torch.ones(width)] * 2,
+            1e-5,
+            [],
+            [],
+            [],
+            [],
+            False,
+            cache.k_parts,
+            cache.v_parts,
+            1,
+            width,
+        ),
     )
     torch.library.opcheck(
         torch.ops.kv_fast.decode_layers.default, args, test_utils=["test_schema", "test_faketensor"]

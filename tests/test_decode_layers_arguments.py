@@ -31,6 +31,7 @@ def arguments(name="int8"):
         "o_biases": [torch.ones(WIDTH) for _ in range(NUM_LAYERS)],
         "head_norms": [torch.ones(HEAD_DIM) for _ in range(2 * NUM_LAYERS)],
         "k_channels": [torch.ones(1, HEAD_DIM) for _ in range(NUM_LAYERS)],
+        "rotates_v": False,
         "k": [part for cache in caches for part in cache.k_parts],
         "v": [part for cache in caches for part in cache.v_parts],
         "num_heads": 2,

@@ -196,12 +196,11 @@ def test_the_scales_are_counted_in_the_bytes_of_the_cache(name):
     assert channel_scales_bytes(TINY, (base, base)) == 0
 
 
-@pytest.mark.parametrize("name", OF_CHANNELS)
-def test_compiled_ids_equal_eager_ids(name):
+@pytest.mark.parametrize("spec", [*OF_CHANNELS, "int8-channel,int4-rotated", "fp8,fp8-rotated"])
+def test_compiled_ids_equal_eager_ids(spec):
     model, ids = seeded_model(), torch.arange(3, 40)[None]
     answers = []
     for compile in (False, True):
-        base = name.removesuffix(PER_CHANNEL)
-        engine = Engine(model, make_caches(TINY, (name, base), 1, 128), compile=compile)
+        engine = Engine(model, make_caches(TINY, parse_formats(spec), 1, 128), compile=compile)
         answers.append([int(t) for t in generate(engine, ids, 40, Sampling(320, temperature=0))])
     assert answers[0] == answers[1]

@@ -103,8 +103,8 @@ at::Tensor decode_layers(const at::Tensor& input, const at::Tensor& cos, const a
                          const at::Tensor& start_pos, at::TensorList weights,
                          at::IntArrayRef num_parts, at::TensorList norms, double eps,
                          at::TensorList qkv_biases, at::TensorList o_biases,
-                         at::TensorList head_norms, at::TensorList k_channels, at::TensorList k,
-                         at::TensorList v, int64_t num_heads, int64_t intermediate_size) {
+                         at::TensorList head_norms, at::TensorList k_channels, bool rotates_v,
+                         at::TensorList k, at::TensorList v, int64_t num_heads, int64_t intermediate_size) {
   TORCH_CHECK_VALUE(input.dim() == 3 && input.numel(), "x ", input.sizes(), " is not [B, T, C]");
   by_type(input.scalar_type(), [](auto) {});  // here, where what is thrown ends no process
   TORCH_CHECK_VALUE(num_heads > 0 && intermediate_size > 0, num_heads, " heads and ",
@@ -125,7 +125,8 @@ at::Tensor decode_layers(const at::Tensor& input, const at::Tensor& cos, const a
     layers.emplace_back(i, i ? buffers.y : x, buffers, lists);
     check_layer(layers.back(), like_q, start_pos, layers.front());
   }
-  StepAttention attention(shape, like_q, layers.front(), cosines, sines, start_pos, eps);
+  StepAttention attention(shape, like_q, layers.front(), cosines, sines, start_pos, eps,
+                          rotates_v);
   attention.check_room(num_slots(k[0], shape.head_dim));
   Team team;
 #pragma omp parallel num_threads(at::get_num_threads()) if (!at::in_parallel_region())

@@ -29,19 +29,34 @@ void norm_and_rotate(const T* from, const Optional& norm, double eps, const floa
   }
 }
 
+// A vector times a Hadamard matrix over the root of its size. Source: kv_formats.rotated, whose order
+// of additions this is.
+inline void rotate_all(float* x, int64_t width) {
+  const int64_t size = width & -width;
+  const float factor = std::pow(double(size), -0.5);
+  for (int64_t step = 1; step < size; step *= 2)
+    for (int64_t i = 0; i < width; i += 2 * step)
+      for (int64_t d = i; d < i + step; ++d) {
+        const float first = x[d], second = x[d + step];
+        x[d] = first + second, x[d + step] = first - second;
+      }
+  for (int64_t d = 0; d < width; ++d) x[d] *= factor;
+}
+
 // Attention of all layers in turn, in one set of scratch.
 struct StepAttention {
   Shape shape;
   at::Tensor cos, sin;  // [B, T, D / 2]
   double eps;
+  bool rotates_v;
   float sm_scale;
   Scratch<float> q, own_k, own_v;  // padded rows of q (scaled), and of the new K and V
   Work work;
 
   StepAttention(const Shape& shape, const at::Tensor& like_q, const Layer& first,
                 const at::Tensor& cos, const at::Tensor& sin, const at::Tensor& start_pos,
-                double eps)
-      : shape(shape), cos(cos), sin(sin), eps(eps),
+                double eps, bool rotates_v)
+      : shape(shape), cos(cos), sin(sin), eps(eps), rotates_v(rotates_v),
         sm_scale(1 / std::sqrt(double(shape.head_dim)) * M_LOG2E),
         q(zeros(like_q.numel())), own_k(zeros(like_q.numel())), own_v(zeros(like_q.numel())),
         work(make_work(like_q, q.data, first.k, first.v, start_pos, true)) {}
@@ -127,6 +142,7 @@ struct StepAttention {
     const int64_t t = token % shape.num_queries;
     float* value = own_v.data + (pair * shape.num_queries + t) * work.stride;
     std::transform(from, from + shape.head_dim, value, [](T x) { return widen(x); });
+    if (rotates_v) rotate_all(value, shape.head_dim);
     append(layer.v, pair, work.heads[pair].filled + t, value, shape.head_dim);
     if (t == 0) work.heads[pair].v = side_of(layer.v, pair);
   }
@@ -139,6 +155,7 @@ struct StepAttention {
     add_own_token(work, pair, row, own_k.data, own_v.data);
     std::vector<float> merged(shape.head_dim);
     merge_parts(work, pair, row, merged.data());
+    if (rotates_v) rotate_all(merged.data(), shape.head_dim);
     T* to = attended + (token * shape.num_heads + head) * shape.head_dim;
     std::transform(merged.begin(), merged.end(), to, [](float x) { return T(x); });
   }
