@@ -147,7 +147,7 @@ class _Parser(argparse.ArgumentParser):
 @functools.cache
 def _parser(cls: type, name: str = "") -> argparse.ArgumentParser:
     parser = _Parser(
-        usage=f"python %(prog)s {name} [flags]".replace("  ", " "),
+        usage=" ".join(filter(None, ["python %(prog)s", name, *_positionals(cls), "[flags]"])),
         description=cls.__doc__,
         add_help=False,  # a --help inside a row's repro must not end the reader: see `run`
         allow_abbrev=False,
@@ -160,6 +160,16 @@ def _parser(cls: type, name: str = "") -> argparse.ArgumentParser:
         names = [f"--{name}" for name in (item.name, *item.metadata["flag"].aliases)]
         parser.add_argument(*([item.name] if _is_positional(item) else names), **_argument(item))
     return parser
+
+
+def _positionals(cls: type) -> list[str]:
+    """As the line of usage has them."""
+    found = [item for item in dataclasses.fields(cls) if _is_positional(item)]
+    texts = [item.name.upper() for item in found]
+    return [
+        text if item.default is MISSING else f"[{text}]"
+        for item, text in zip(found, texts, strict=True)
+    ]
 
 
 def _is_positional(item: dataclasses.Field) -> bool:
@@ -176,9 +186,9 @@ def _argument(item: dataclasses.Field) -> dict[str, Any]:
     if plain_type(item.type) is bool:
         return {"action": argparse.BooleanOptionalAction, "help": text}
     keywords = {"type": functools.partial(_value, item), "help": text}
-    if not _is_positional(item):
-        keywords["metavar"] = METAVARS[plain_type(item.type)]
-    elif item.default is not MISSING:
+    is_positional = _is_positional(item)
+    keywords["metavar"] = item.name.upper() if is_positional else METAVARS[plain_type(item.type)]
+    if is_positional and item.default is not MISSING:
         keywords["nargs"] = "?"
     if spec.bare is not None:
         keywords |= {"nargs": "?", "const": spec.bare}

@@ -161,6 +161,13 @@ def check_hash(file: Path) -> None:
         raise UserError(f"{file}: its hash is not known; --verify is for files of the hub's cache")
 
 
+HUB_CAUSES = {
+    "LocalEntryNotFoundError": "no such path, nor in the hub's cache, and the hub was not reached",
+    "RepositoryNotFoundError": "no such path, nor a repository of the hub that all may see",
+}
+"""Errors of huggingface_hub whose own words are long."""
+
+
 def fetch_from_hub(repo_id: str) -> Path:
     """The snapshot of a hub repository, only with the files that are read here.
 
@@ -188,7 +195,8 @@ def fetch_from_hub(repo_id: str) -> Path:
         raise UserError(f"{repo_id}: access to this model is restricted; {cure}") from error
     except Exception as error:  # its HTTP library, and so the errors, differ between versions
         cure = "check the name and the network, or give a local path"
-        raise UserError(f"{repo_id}: {describe(error)}; {cure}") from error
+        cause = HUB_CAUSES.get(type(error).__name__) or describe(error)
+        raise UserError(f"{repo_id}: {cause}; {cure}") from error
     return folder
 
 

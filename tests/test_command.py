@@ -56,7 +56,7 @@ def test_the_first_argument_names_one_of_several_commands(argv, code, out, err, 
     captured = capsys.readouterr()
     assert captured.out.startswith(out)
     assert captured.err == err
-    assert ("usage" not in out) or " b [flags]" in captured.out
+    assert ("usage" not in out) or " b FILE [flags]" in captured.out
 
 
 def test_a_wrong_flag_gives_a_document_too(capsys):

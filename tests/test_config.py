@@ -10,7 +10,17 @@ import pytest
 
 import config
 from command import run
-from config import Faults, GenerateConfig, UserError, flag, parse, repro_command, to_argv
+from config import (
+    MISSING,
+    Faults,
+    GenerateConfig,
+    UserError,
+    flag,
+    help_text,
+    parse,
+    repro_command,
+    to_argv,
+)
 
 ROOT = Path(config.__file__).parent
 NASTY = [
@@ -167,7 +177,7 @@ class Command:
 
 def test_a_field_without_default_is_an_argument():
     assert parse(Command, ["a b"]).file == Path("a b")
-    with pytest.raises(UserError, match="the following arguments are required: file"):
+    with pytest.raises(UserError, match="the following arguments are required: FILE"):
         parse(Command, [])
 
 
@@ -194,3 +204,17 @@ def test_all_faults_of_a_request_are_told_together_and_each_once():
         faults.refuse()
     assert caught.value.args == ("a", "b", "c")
     assert str(caught.value) == "a\nb\nc"
+
+
+def test_the_line_of_usage_names_what_stands_without_a_flag():
+    @dataclass(frozen=True)
+    class Several:
+        """Several."""
+
+        source: str = flag(MISSING, help="first")
+        other: str = flag("", positional=True, help="second")
+        speed: int = flag(1, help="third")
+
+    lines = help_text(Several, "go").splitlines()
+    assert lines[0].endswith(" go SOURCE [OTHER] [flags]")
+    assert any(line.split()[:1] == ["SOURCE"] for line in lines)

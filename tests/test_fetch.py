@@ -208,7 +208,8 @@ def test_a_cached_snapshot_is_used_offline(hub_cache: Path) -> None:
 
 
 def test_a_snapshot_that_is_not_cached_is_named_offline(hub_cache: Path) -> None:
-    failure("owner/other", "owner/other: LocalEntryNotFoundError", "give a local path")
+    cause = "owner/other: no such path, nor in the hub's cache, and the hub was not reached; check"
+    failure("owner/other", cause, "give a local path")
 
 
 def test_only_files_that_are_read_are_fetched(
