@@ -79,6 +79,6 @@ def place_list(spec: str) -> tuple[int, ...]:
         UserError: not whole numbers from 0 to 100, separated by commas.
     """
     words = spec.split(",")
-    if not all(word.isdecimal() and int(word) <= 100 for word in words):
+    if not all(word.isascii() and word.isdecimal() and int(word) <= 100 for word in words):
         raise UserError(f"--places {spec}: give whole numbers from 0 to 100, separated by commas")
     return tuple(map(int, words))
