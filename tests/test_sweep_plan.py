@@ -20,7 +20,7 @@ from results import Row, format_row
 from scripts import sweep_plan, sweep_rough
 from scripts.sweep_cases import FITS, Order, Planned, ask_plan, read_order
 from scripts.sweep_plan import PROGRAM, make_plan
-from scripts.sweep_sections import Case
+from scripts.sweep_sections import LOSSY_CACHES, Case
 from scripts.tiny_checkpoint import TINY, random_weights, write_hf
 
 CPU = torch.device("cpu")
@@ -88,7 +88,8 @@ def test_quality_cases_are_planned_without_their_text(checkpoint, monkeypatch):
     *runnable, last = plan.cases
     kinds = [(case.columns["kind"], case.columns["context"]) for case in runnable]
     # The largest multiple of 128 beside 256 scored tokens is 768.
-    assert kinds == [("quality", 512), ("quality", 768), ("needle", 512), ("quality", 512)]
+    of_caches = [("quality", 512)] * len(LOSSY_CACHES) + [("quality", 768)] * 2
+    assert kinds == [*of_caches, ("needle", 512), ("quality", 512)]
     assert "channels are no multiple of 32" in last.refused  # the tiny model has no int4
     assert (last.columns["kind"], dict(last.sizes)) == ("quality", {})
     for case in runnable:

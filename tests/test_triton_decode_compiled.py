@@ -138,7 +138,6 @@ def test_no_int8_code_is_converted(compile_for, tmp_path, arch):
         (("int4", "int4"), {"head_dim": 256}),
         (("fp8", "fp8"), {}),
         (("fp8", "fp8"), {"q_dtype": "fp16", "num_queries": 5}),
-        (("fp8", "fp8"), {"q_dtype": "fp32"}),
     ],
 )
 def test_two_programs_fit_on_an_sm_without_spills(compile_for, tmp_path, arch, formats, options):
@@ -148,3 +147,16 @@ def test_two_programs_fit_on_an_sm_without_spills(compile_for, tmp_path, arch, f
         assert usage["STACK"] == usage["LOCAL"] == 0
         assert 2 * usage["REG"] * 32 * kernel.metadata.num_warps <= REGISTERS_PER_SM
         assert 2 * (kernel.metadata.shared + 1024) <= GPUS[arch].shared_bytes_per_sm
+
+
+@pytest.mark.parametrize("arch", GPUS)
+@pytest.mark.parametrize("name", ["fp8", "int4"])
+def test_fp32_queries_over_small_codes_fit_on_an_sm_without_spills(
+    compile_for, tmp_path, arch, name
+):
+    # Runs that judge accuracy: codes are widened to fp32, and one program fills the registers.
+    split = compile_for(arch, (name, name), q_dtype="fp32").split
+    usage = resource_usage(split, tmp_path)
+    assert usage["STACK"] == usage["LOCAL"] == 0
+    assert usage["REG"] * 32 * split.metadata.num_warps <= REGISTERS_PER_SM
+    assert split.metadata.shared + 1024 <= GPUS[arch].shared_bytes_per_sm
