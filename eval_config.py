@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from config import MISSING, GenerateConfig, UserError, check_one_line, flag
+from config import MISSING, UserError, check_one_line, flag
+from generate_config import GenerateConfig
 
 FLAGS = {item.name: item for item in dataclasses.fields(GenerateConfig)}
 ONLY = dict.fromkeys(("text", "scored", "windows", "floor_windows", "score_width"), "kl")

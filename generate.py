@@ -20,8 +20,8 @@ import torch
 
 import accounting
 import machine
-from config import GenerateConfig
 from engine import Engine, Sampling, load_model
+from generate_config import GenerateConfig
 from kv_cache import describe_caches, make_caches
 from measure import Recording, Runner
 from memory_timeline import MemoryTimeline

@@ -12,8 +12,9 @@ import fetch
 import machine
 from checkpoint import Checkpoint, find_tokenizer, open_checkpoint
 from command import notes_held
-from config import RANDOM_PREFIX, Faults, GenerateConfig, UserError
+from config import RANDOM_PREFIX, Faults, UserError
 from durable import check_writable
+from generate_config import GenerateConfig
 from quantize import planned_formats
 from reporting.plot_timeline import check_picture
 from request import Request, read_inputs, resolve_request

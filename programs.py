@@ -2,8 +2,9 @@
 
 import shlex
 
-from config import GenerateConfig, UserError, parse, printable
+from config import UserError, parse, printable
 from eval_config import EvalConfig
+from generate_config import GenerateConfig
 
 PROGRAMS: dict[str, type] = {"generate.py": GenerateConfig, "eval.py": EvalConfig}
 

@@ -13,8 +13,9 @@ from typing import Any
 import accounting
 import machine
 from checkpoint import Checkpoint
-from config import GenerateConfig, printable, repro_command
+from config import printable, repro_command
 from engine import Engine
+from generate_config import GenerateConfig
 from measure import Recording, Runner
 from results import Row
 from self_check import Checked, is_quantized

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from chat_template import Message
-from config import Faults, GenerateConfig, UserError
+from config import Faults, UserError
+from generate_config import GenerateConfig
 from kernels.slots import SLOT_TILE
 from kv_cache import parse_formats
 from model_config import ModelConfig

@@ -45,8 +45,9 @@ from checkpoint import Checkpoint, open_checkpoint
 from checkpoint_gguf import GGUFCheckpoint
 from checkpoint_hf import HFCheckpoint
 from checkpoint_meta import MetaCheckpoint
-from config import GenerateConfig, UserError, flag, printable, to_argv
+from config import UserError, flag, printable, to_argv
 from generate import text_of
+from generate_config import GenerateConfig
 from request import read_inputs, resolve_request
 from scripts.peers.harness import Request
 

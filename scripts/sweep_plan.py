@@ -30,18 +30,10 @@ import machine
 import preflight
 from accounting import PROGRAM, describe_bytes
 from checkpoint import Checkpoint
-from config import (
-    RANDOM_PREFIX,
-    Faults,
-    GenerateConfig,
-    UserError,
-    flag,
-    parse,
-    printable,
-    repro_command,
-)
+from config import RANDOM_PREFIX, Faults, UserError, flag, parse, printable, repro_command
 from eval_config import EvalConfig
 from generate import open_memory
+from generate_config import GenerateConfig
 from programs import PROGRAMS
 from request import PLAIN_FORMAT
 from results import Row, read_rows

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 import torch
 
 import machine
-from config import GenerateConfig
 from eval_config import EvalConfig
 from eval_plan import EvalPlan, longest
+from generate_config import GenerateConfig
 from kernels.linear import linear
 from model_config import ModelConfig
 from preflight import Plan

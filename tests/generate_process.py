@@ -17,7 +17,7 @@ from checkpoint_kinds import TOKENIZER
 import generate
 import machine
 from command import run as run_command
-from config import GenerateConfig
+from generate_config import GenerateConfig
 from results import Row, parse_row
 from scripts.tiny_checkpoint import TINY, random_weights, write_hf
 

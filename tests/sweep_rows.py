@@ -5,8 +5,9 @@ import random
 
 from test_results import ROW
 
-from config import GenerateConfig, repro_command
+from config import repro_command
 from eval_config import EvalConfig
+from generate_config import GenerateConfig
 from results import Row
 
 BYTES_PER_TOKEN = {"bf16": 131072, "int8": 66560}

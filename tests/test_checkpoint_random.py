@@ -10,8 +10,8 @@ import fetch
 from accounting import model_size_bytes
 from checkpoint import open_checkpoint
 from checkpoint_random import SHAPES, byte_tokenizer
-from config import GenerateConfig
 from engine import load_model
+from generate_config import GenerateConfig
 from model import Transformer
 from rope import rope_frequencies
 

@@ -83,7 +83,7 @@ def start(body: str, *argv: str, **options) -> subprocess.Popen:
     """A process whose main has `body`, and stdin, stdout, stderr as pipes unless told otherwise."""
     program = (
         "import sys, time, logging, signal\n"
-        "from command import run\nfrom config import GenerateConfig\n"
+        "from command import run\nfrom generate_config import GenerateConfig\n"
         "def main(settings):\n" + textwrap.indent(textwrap.dedent(body), "    ") + "\n"
         "sys.exit(run(main, GenerateConfig))\n"
     )

@@ -10,17 +10,8 @@ import pytest
 
 import config
 from command import run
-from config import (
-    MISSING,
-    Faults,
-    GenerateConfig,
-    UserError,
-    flag,
-    help_text,
-    parse,
-    repro_command,
-    to_argv,
-)
+from config import MISSING, Faults, UserError, flag, help_text, parse, repro_command, to_argv
+from generate_config import GenerateConfig
 
 ROOT = Path(config.__file__).parent
 NASTY = [

@@ -13,8 +13,9 @@ import pytest
 
 import durable
 from command import STOP_SIGNALS, run
-from config import GenerateConfig, UserError
+from config import UserError
 from durable import append_line, check_writable
+from generate_config import GenerateConfig
 
 ROOT = Path(durable.__file__).parent
 ORIGIN_ROW = b"20240831225155, tok/s=107.38, mem/s=1418.93 GB/s repro: python generate.py"

@@ -11,7 +11,7 @@ import torch
 from checkpoint_kinds import TOKENIZER, edit_json
 
 import generate
-from config import GenerateConfig
+from generate_config import GenerateConfig
 from results import Row, read_rows
 from scripts.tiny_checkpoint import TINY, random_weights, write_hf
 from tokenizer import open_tokenizer

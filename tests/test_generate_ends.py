@@ -15,8 +15,8 @@ from checkpoint_kinds import TOKENIZER
 
 import fetch
 import generate
-from config import GenerateConfig
 from engine import Engine
+from generate_config import GenerateConfig
 from results import read_rows
 from scripts.tiny_checkpoint import TINY, random_weights, write_hf
 

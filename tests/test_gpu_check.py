@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from config import GenerateConfig, UserError, parse
+from config import UserError, parse
+from generate_config import GenerateConfig
 from results import read_rows
 from scripts import gpu_check
 from scripts.bench_attention import BenchAttentionConfig

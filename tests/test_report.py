@@ -11,8 +11,8 @@ from conftest import TINY, seeded_model
 
 import machine
 from checkpoint import model_sha
-from config import GenerateConfig
 from engine import Engine, Sampling
+from generate_config import GenerateConfig
 from kv_cache import make_caches
 from measure import Recording, Runner
 from report import Measured, make_row

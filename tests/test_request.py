@@ -11,7 +11,8 @@ import pytest
 from conftest import TINY
 
 from chat_template import ChatTemplate
-from config import GenerateConfig, UserError, parse, to_argv
+from config import UserError, parse, to_argv
+from generate_config import GenerateConfig
 from request import cache_slots, clamp_new_tokens, read_inputs, read_prompt, resolve_request
 from tokenizer import Tokenizer
 

@@ -14,7 +14,8 @@ from test_durable import ORIGIN_ROW
 
 import results
 from command import run_one_of
-from config import GenerateConfig, repro_command
+from config import repro_command
+from generate_config import GenerateConfig
 from reporting.commands import COMMANDS
 from results import COLUMNS, KINDS, Row, append, format_row, parse_row, read_rows
 

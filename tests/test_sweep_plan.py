@@ -11,10 +11,11 @@ import checkpoint_base
 import machine
 import preflight
 from checkpoint_random import RandomCheckpoint
-from config import GenerateConfig, UserError, parse, repro_command
+from config import UserError, parse, repro_command
 from durable import append_line
 from eval_config import EvalConfig
 from eval_plan import make_plan as eval_plan_of
+from generate_config import GenerateConfig
 from programs import config_of
 from results import Row, format_row
 from scripts import sweep_plan, sweep_rough
