@@ -70,6 +70,8 @@ class ChatTemplate:
             raise self._error(cause) from None
         if "error" in answer:
             raise self._error(printable(answer["error"]))
+        if any("\ud800" <= character <= "\udfff" for character in answer["text"]):
+            raise self._error("makes characters that are no valid text")
         return answer["text"]
 
     def _error(self, cause: str) -> UserError:

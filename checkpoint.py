@@ -33,7 +33,7 @@ from checkpoint_quantized import QuantizedCheckpoint
 from checkpoint_random import RandomCheckpoint
 from checkpoint_summary import as_text, summarize
 from config import RANDOM_PREFIX, Faults, UserError, flag
-from stored_tensor import check_regular, is_regular
+from stored_tensor import check_regular, is_given, is_regular
 from tokenizer import open_tokenizer
 from tokenizer_base import Tokenizer
 from tokenizer_trial import tried_tokenizer
@@ -59,11 +59,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if path.exists() and not path.is_dir():
         return open_file(path)
     if not path.is_dir():
-        raise UserError(f"{path}: no such file or folder; check --checkpoint_path")
+        raise UserError(f"{path}: no such file or folder; check the path")
     folders = (path, path / "original")
-    meta_folder = next((each for each in folders if (each / "params.json").is_file()), None)
+    meta_folder = next((each for each in folders if is_given(each / "params.json")), None)
     # Repositories of Llama 3 have config.json also where only original/ was fetched.
-    if (path / "config.json").is_file() and not (meta_folder and not holds_weights(path)):
+    if is_given(path / "config.json") and not (meta_folder and not holds_weights(path)):
         return HFCheckpoint(path)
     if meta_folder:
         return MetaCheckpoint(path, meta_folder)
@@ -119,7 +119,7 @@ def tokenizer_of(path: Path) -> Tokenizer | None:
         (path, "params.json"),
         (path / "original", "params.json"),
     ):
-        if (folder / name).is_file():
+        if is_given(folder / name):
             return open_tokenizer(folder)
     file = gguf_file(path)
     return tokenizer_in(read_parts(file)[1], file) if file and is_gguf(file) else None

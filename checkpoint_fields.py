@@ -1,7 +1,8 @@
 """Settings out of a checkpoint's files, by key; what is missing or senseless is refused by name."""
 
+import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from config import UserError, describe, printable
 from model_config import ModelConfig
 from stored_tensor import DamagedFile
 from strict_json import json_object
+
+log = logging.getLogger("kv_fast")
 
 COMPLETE = "complete the download, or take another checkpoint"
 
@@ -66,6 +69,36 @@ class Fields:
         if type(value) is not bool:
             raise self.error(key, "true or false is needed")
         return value
+
+    def require(self, settings: Mapping[str, Any]) -> None:
+        """Refuse settings with which the forward pass would be another; missing ones are right.
+
+        Raises:
+            UserError: all that are not as in `settings`, a line each.
+        """
+        cause = "the model would differ; take another checkpoint"
+        found = [key for key, value in settings.items() if self.get(key, value) != value]
+        if found:
+            raise UserError(*(str(self.error(key, cause)) for key in found))
+
+    def within_window(self, length: int, key: str, default: int | None = None) -> int:
+        """The context up to which attention is exact, with a note where the window shortens it.
+
+        No token attends past a sliding window, so that a context within it is the same with and
+        without it.
+
+        Args:
+            length: the context by itself.
+            key: of the window, in tokens that a query sees, itself included; null there: none.
+            default: where the file has no such key; None: no window.
+        """
+        if self.values.get(key, default) is None:
+            return length
+        window = self.integer(key, default)
+        if window >= length:
+            return length
+        log.info("%s: %s %d: the context of %d ends there", self.file, key, window, length)
+        return window
 
     def error(self, key: str, cause: str) -> UserError:
         found = f"is {printable(repr(self.values[key]))}" if key in self.values else "is missing"

@@ -32,6 +32,22 @@ INTERLEAVED = {"llama": True, "qwen2": False, "qwen3": False}
 The only list of those that are read. In llama.cpp's src/llama-arch.cpp their tensors differ by
 biases of q, k and v, and by norms of q and k."""
 
+# Settings that would make the model another one, where they are not these; behind its name.
+REQUIRED_SETTINGS: dict[str, Any] = {
+    "attention.causal": True,
+    "attention.clamp_kqv": 0.0,
+    "attention.max_alibi_bias": 0.0,
+    "attention.scale": 0.0,  # llama.cpp's word for head_dim ** -0.5
+    "attn_logit_softcapping": 0.0,
+    "final_logit_softcapping": 0.0,
+    "embedding_scale": 0.0,
+    "residual_scale": 0.0,
+    "logit_scale": 0.0,
+    "rope.scaling.attn_factor": 1.0,
+    "expert_count": 0,
+    "use_parallel_residual": False,
+}
+
 PLAIN_DTYPES = {
     GGMLQuantizationType.F32: torch.float32,
     GGMLQuantizationType.F16: torch.float16,
@@ -81,6 +97,7 @@ class GGUFCheckpoint(FileCheckpoint):
     def _read_config(self) -> ModelConfig:
         """ModelConfig of the metadata, with the defaults that llama.cpp takes."""
         fields, name = self.fields, self.architecture
+        fields.require({f"{name}.{key}": value for key, value in REQUIRED_SETTINGS.items()})
         num_heads = fields.integer(f"{name}.attention.head_count")
         hidden_size = fields.integer(f"{name}.embedding_length")
         head_dim = fields.integer(f"{name}.attention.key_length", hidden_size // num_heads)
@@ -95,7 +112,9 @@ class GGUFCheckpoint(FileCheckpoint):
             hidden_size=hidden_size,
             intermediate_size=fields.integer(f"{name}.feed_forward_length"),
             vocab_size=self._vocab_size(),
-            max_seq_len=fields.integer(f"{name}.context_length"),
+            max_seq_len=fields.within_window(
+                fields.integer(f"{name}.context_length"), f"{name}.attention.sliding_window"
+            ),
             norm_eps=shortest(fields.number(f"{name}.attention.layer_norm_rms_epsilon")),
             rope_theta=fields.number(f"{name}.rope.freq_base", 10000.0),
             rope_scaling=self._read_rope_scaling(head_dim),

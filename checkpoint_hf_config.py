@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from checkpoint_fields import COMPLETE, Fields, refusing
-from config import UserError
 from model_config import ModelConfig, RopeScaling
 
 log = logging.getLogger("kv_fast")
@@ -109,13 +108,7 @@ def read_architecture(fields: Fields) -> Architecture:
     names = fields.get("architectures")
     if names not in [[name] for name in ARCHITECTURES]:
         raise fields.error("architectures", f"supported are {', '.join(ARCHITECTURES)}")
-    causes = [
-        str(fields.error(key, "the model would differ; take another checkpoint"))
-        for key, required in REQUIRED_SETTINGS.items()
-        if fields.get(key, required) != required
-    ]
-    if causes:
-        raise UserError(*causes)
+    fields.require(REQUIRED_SETTINGS)
     return ARCHITECTURES[names[0]]
 
 
@@ -135,28 +128,22 @@ def read_max_seq_len(
 ) -> int:
     """The context up to which attention is exact.
 
-    Under yarn `max_position_embeddings` may still be the length before scaling. No token attends
-    past a sliding window, so that a context within the window is the same with and without it.
+    Under yarn `max_position_embeddings` may still be the length before scaling.
     """
     length = fields.integer("max_position_embeddings")
     if scaling and scaling.kind == "yarn":
         length = max(length, int(scaling.factor * scaling.original_max_seq_len))
-    window = read_window(fields, architecture)
-    if window is None or window >= length:
+    if not has_window(fields, architecture):
         return length
-    log.info("%s: sliding_window %d: the context of %d ends there", fields.file, window, length)
-    return window
+    return fields.within_window(length, "sliding_window", architecture.default_window)
 
 
-def read_window(fields: Fields, architecture: Architecture) -> int | None:
-    """Tokens that a query sees in some layer, itself included; None: all of them in every layer."""
+def has_window(fields: Fields, architecture: Architecture) -> bool:
+    """Whether `sliding_window` counts in some layer."""
     layer_types = fields.get("layer_types", [])
     if not isinstance(layer_types, list) or not all(kind in LAYER_TYPES for kind in layer_types):
         raise fields.error("layer_types", f"supported are {', '.join(LAYER_TYPES)}")
-    if architecture.chooses_window and not uses_window(fields, layer_types):
-        return None
-    window = fields.values.get("sliding_window", architecture.default_window)
-    return None if window is None else fields.integer("sliding_window", window)
+    return not architecture.chooses_window or uses_window(fields, layer_types)
 
 
 def uses_window(fields: Fields, layer_types: list[str]) -> bool:

@@ -11,7 +11,7 @@ from checkpoint_base import listed
 from checkpoint_fields import COMPLETE, Fields
 from checkpoint_pth_header import RESAVE
 from config import UserError, printable
-from stored_tensor import StoredTensor, check_regular, is_there
+from stored_tensor import StoredTensor, is_given, is_there
 
 log = logging.getLogger("kv_fast")
 
@@ -82,7 +82,7 @@ def files_of(folder: Path, layout: Layout) -> tuple[Path, ...]:
     index = folder / layout.index
     if folder / layout.single in found:
         return (folder / layout.single,)
-    if index.exists():
+    if is_given(index):
         shards = named_files(index)
         if not any(map(is_there, shards)):
             return ()  # an index alone comes with "*.json"
@@ -95,9 +95,8 @@ def files_of(folder: Path, layout: Layout) -> tuple[Path, ...]:
 
 def named_files(index: Path) -> tuple[Path, ...]:
     """The shards that an index names, there or not; none where there is no index."""
-    if not index.exists():
+    if not is_given(index):
         return ()
-    check_regular([index])
     weight_map = Fields.from_json(index).section("weight_map")
     names = list(weight_map.values.values()) if weight_map else []
     if not names:

@@ -1,7 +1,9 @@
 """Meta's folders: params.json and consolidated.00.pth or several shards, also under `original/`."""
 
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,10 +18,25 @@ from stored_tensor import StoredTensor
 from tokenizer import open_tokenizer
 from tokenizer_base import Tokenizer
 
+log = logging.getLogger("kv_fast")
+
 # The last part of a matrix's name -> the dimension that shards divide; norms are in all of them.
 # Source: meta-llama/llama-models, models/llama3/model.py, its column and row parallel layers.
 SPLIT_DIMS = {"wq": 0, "wk": 0, "wv": 0, "wo": 1, "w1": 0, "w2": 1, "w3": 0, "output": 0}
 EMBEDDING = "tok_embeddings.weight"
+LLAMA32_SIZES = (2048, 3072)
+"""`dim` of Llama 3.2 with 1B and 3B parameters. Of Llama 3.1 and 3.3 none is below 4096."""
+
+# Settings that would make the model another one, where they are not these.
+REQUIRED_SETTINGS: dict[str, Any] = {
+    "moe": None,
+    "moe_args": None,
+    "quantization_args": None,
+    "lora_args": None,
+    "use_qk_norm": False,
+    "nope_layer_interval": None,
+    "attn_temperature_tuning": False,
+}
 
 
 class MetaCheckpoint(FileCheckpoint):
@@ -146,13 +163,15 @@ def read_config(fields: Fields, shapes: dict[str, tuple[int, ...]]) -> ModelConf
     Files of the Llama family leave out the trained length; `default_max_seq_len` guesses it. The
     MLP's width follows from `multiple_of` by a rounding rule, so it is taken from its tensor.
     """
+    fields.require(REQUIRED_SETTINGS)
     num_heads = fields.integer("n_heads")
+    q_rows = num_rows(fields, shapes, "layers.0.attention.wq.weight")
     vocab_size = fields.get("vocab_size", -1)  # -1: Llama 2 leaves it to the tokenizer
     return fields.model_config(
         num_layers=fields.integer("n_layers"),
         num_heads=num_heads,
         num_kv_heads=fields.integer("n_kv_heads", num_heads),
-        head_dim=num_rows(fields, shapes, "layers.0.attention.wq.weight") // num_heads,
+        head_dim=fields.integer("head_dim", q_rows // num_heads),
         hidden_size=fields.integer("dim"),
         intermediate_size=num_rows(fields, shapes, "layers.0.feed_forward.w1.weight"),
         vocab_size=(
@@ -160,7 +179,9 @@ def read_config(fields: Fields, shapes: dict[str, tuple[int, ...]]) -> ModelConf
             if vocab_size == -1
             else fields.integer("vocab_size")
         ),
-        max_seq_len=fields.integer("max_seq_len", default_max_seq_len(fields)),
+        max_seq_len=fields.within_window(
+            fields.integer("max_seq_len", default_max_seq_len(fields)), "sliding_window"
+        ),
         norm_eps=fields.number("norm_eps"),
         rope_theta=fields.number("rope_theta", 10000.0),
         rope_scaling=read_rope_scaling(fields),
@@ -181,7 +202,7 @@ def default_max_seq_len(fields: Fields) -> int:
 
 
 def read_rope_scaling(fields: Fields) -> RopeScaling | None:
-    """Llama 3.1's constants, of which params.json names at most the factor (32 in Llama 3.2).
+    """Llama 3.1's constants, of which params.json names at most the factor.
 
     Source: meta-llama/llama-models, models/llama3/model.py, `apply_scaling`.
     """
@@ -189,8 +210,19 @@ def read_rope_scaling(fields: Fields) -> RopeScaling | None:
         return None
     return RopeScaling(
         kind="llama3",
-        factor=fields.number("rope_scaling_factor", 8.0),
+        factor=fields.number("rope_scaling_factor", default_rope_factor(fields)),
         low_freq_factor=1.0,
         high_freq_factor=4.0,
         original_max_seq_len=8192,
     )
+
+
+def default_rope_factor(fields: Fields) -> float:
+    """32 for Llama 3.2 of 1B and 3B, else 8; a note says which, since no file does.
+
+    Their config.json says 32. Meta's code once had 8 for all: meta-llama/llama-models, issue 241.
+    """
+    factor = 32.0 if fields.get("dim") in LLAMA32_SIZES else 8.0
+    if fields.get("rope_scaling_factor") is None:
+        log.info("%s: rope_scaling_factor is missing, %g is taken", fields.file, factor)
+    return factor

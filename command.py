@@ -12,6 +12,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -68,7 +69,9 @@ def run(
     """
     argv = sys.argv[1:] if argv is None else argv
     _open_streams()
-    logging.basicConfig(format="%(message)s")
+    notes = logging.StreamHandler()
+    notes.setFormatter(_NoteFormatter("%(message)s"))
+    logging.basicConfig(handlers=[notes])
     logging.getLogger("kv_fast").setLevel(logging.INFO)
     _raise_on_signals()
     document = ""
@@ -125,6 +128,18 @@ def notes_held() -> Iterator[None]:
         logger.removeFilter(hold)
         for record in held:
             logger.handle(record)
+
+
+class _NoteFormatter(logging.Formatter):
+    """Keeps a path in a note on its line, whatever its name holds."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        if isinstance(record.args, tuple):
+            record.args = tuple(
+                printable(str(each), limit=1000) if isinstance(each, Path) else each
+                for each in record.args
+            )
+        return super().format(record)
 
 
 def _open_streams() -> None:

@@ -68,7 +68,7 @@ def resolve(checkpoint_path: str | None) -> Path:
     if re.fullmatch(r"[\w.-]+/[\w.-]+", checkpoint_path) and not path.parent.exists():
         return fetch_from_hub(checkpoint_path)
     shown = printable(checkpoint_path)
-    raise UserError(f"{shown}: no such file or folder; check --checkpoint_path")
+    raise UserError(f"{shown}: no such file or folder; check the path")
 
 
 def default_model() -> Path:

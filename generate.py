@@ -47,8 +47,6 @@ def main(config: GenerateConfig) -> int:
     with timeline.sampling(config.memory_profile):
         runner = make_runner(config, plan, timeline)
         measured = measure(config, runner, memory, timeline, printer)
-    if printer:
-        printer.finish()
     row = make_row(config, plan.checkpoint, runner, measured)
     if config.memory_profile:
         parts = {accounting.PROGRAM: memory.base_bytes, **plan.expected_bytes}
@@ -184,6 +182,7 @@ def take_samples(
         try:
             if printer:
                 runner.sample(seed, recording, printer.show)
+                printer.finish()  # before anything else is shown
                 continue
             what = f"sample {index + 1} of {config.num_samples}"
             with runner.progress(what, runner.request.new_tokens) as advance:

@@ -11,7 +11,7 @@ if __name__ == "__main__":
     end_on_signals()  # before the imports that take a second
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 
 import gguf
 import torch
+from gguf import GGUFValueType
 from torch import Tensor
 
 import fetch
@@ -266,20 +267,26 @@ def write_tokenizer(source: FileCheckpoint, folder: Path) -> None:
 def write_gguf_header(file: Path, values: Mapping[str, Any]) -> None:
     """A GGUF file of the tokenizer's keys alone."""
     writer = gguf.GGUFWriter(file, "llama")
-    adders: dict[type, Callable[[str, Any], None]] = {
-        str: writer.add_string,
-        bool: writer.add_bool,
-        int: writer.add_uint32,
-        float: writer.add_float32,
-        list: writer.add_array,
-    }
     for key, value in values.items():
-        if key.startswith("tokenizer."):
-            adders[type(value)](key, value)
+        if not key.startswith("tokenizer.") or value == []:  # the library writes no empty list
+            continue
+        if isinstance(value, list):
+            writer.add_key_value(key, value, GGUFValueType.ARRAY, sub_type=widest_type(value))
+        else:
+            writer.add_key_value(key, value, widest_type([value]))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def widest_type(values: Sequence[Any]) -> GGUFValueType:
+    """A type of GGUF that holds each value exactly; all are of one type of Python."""
+    kind = type(values[0])
+    if kind is int:
+        fits = max(values) < 1 << 63
+        return GGUFValueType.INT64 if fits else GGUFValueType.UINT64
+    return {str: GGUFValueType.STRING, bool: GGUFValueType.BOOL, float: GGUFValueType.FLOAT64}[kind]
 
 
 if __name__ == "__main__":

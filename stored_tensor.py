@@ -173,3 +173,11 @@ def check_regular(files: Iterable[Path]) -> None:
     for file in files:
         if is_there(file) and not is_regular(file):
             raise UserError(f"{file}: is no regular file; give the path of a copy in a folder")
+        if os.path.lexists(file) and not is_there(file):
+            raise UserError(f"{file}: is a link to a file that is not there; download it again")
+
+
+def is_given(file: Path) -> bool:
+    """Whether there is such a file; what has its name but is none is refused, not left out."""
+    check_regular([file])
+    return is_regular(file)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 import tiktoken
@@ -17,6 +18,7 @@ import tokenizers
 
 from chat_template import LLAMA2_CHAT, LLAMA3_CHAT, ChatTemplate
 from config import UserError
+from stored_tensor import is_given
 from tokenizer_base import (
     Tokenizer,
     all_stop_ids,
@@ -71,14 +73,14 @@ def open_tokenizer(folder: Path) -> Tokenizer:
     """
     readers = {"tokenizer.json": _read_tokenizer_json, "tokenizer.model": _read_tokenizer_model}
     for name in reversed(readers) if is_meta(folder) else readers:
-        if (folder / name).is_file():
+        if is_given(folder / name):
             with reading(folder / name):
                 return replace(readers[name](folder), source=str(folder / name))
     raise UserError(f"{folder}: no tokenizer.json and no tokenizer.model; copy either one there")
 
 
 def is_meta(folder: Path) -> bool:
-    return (folder / "params.json").is_file() and not (folder / "config.json").is_file()
+    return is_given(folder / "params.json") and not is_given(folder / "config.json")
 
 
 def _read_tokenizer_json(folder: Path) -> Tokenizer:
@@ -112,10 +114,22 @@ def _load_library(path: Path, text: str) -> tokenizers.Tokenizer:
         library = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing narrower
         raise UserError(f"{path}: {quoted(str(error))}; download it again") from None
+    check_added_ids(path, library)
     library.no_truncation()
     library.no_padding()
+    if getattr(library.model, "dropout", None):  # of training: the ids of a text would be random
+        library.model.dropout = None
     library.encode_special_tokens = True  # their text in a prompt is ordinary text
     return library
+
+
+def check_added_ids(path: Path, library: tokenizers.Tokenizer) -> None:
+    """Refuse added tokens whose id the library replaces by the next one that is free."""
+    for token in read_json(path).get("added_tokens") or []:
+        found = library.token_to_id(token["content"])
+        if found is not None and found != token["id"]:
+            cause = f"{quoted(token['content'])} has id {token['id']}, its library gives it {found}"
+            raise UserError(f"{path}: added_tokens: {cause}; number them without gaps")
 
 
 def _encoder(library: tokenizers.Tokenizer) -> Callable[[str], list[int]]:
@@ -133,15 +147,29 @@ def _decoding(path: Path) -> tuple[Callable[[str], bytes], bool]:
     """How a tokenizer.json turns a token into bytes, and whether the first blank is dropped."""
     decoder = read_json(path).get("decoder") or {}
     steps = {step["type"]: step for step in decoder.get("decoders", [decoder]) if "type" in step}
-    if "ByteLevel" in steps:
+    if steps.keys() == {"ByteLevel"}:
         return piece_from_byte_level, False
-    if "ByteFallback" in steps or "Metaspace" in steps:
+    is_known = all(_is_known_step(step) for step in steps.values())
+    if is_known and not steps.keys().isdisjoint(("ByteFallback", "Metaspace")):
         strips = steps.get("Strip", {}).get("start", 0) > 0
         prepends = steps.get("Metaspace", {}).get("prepend_scheme", "never") != "never"
         return piece_from_sentencepiece, strips or prepends
     raise UserError(
-        f"{path}: decoder {quoted(decoder)}; ByteLevel, ByteFallback or Metaspace needed"
+        f"{path}: decoder {quoted(decoder)}; ByteLevel, or ByteFallback or Metaspace as of"
+        " SentencePiece needed"
     )
+
+
+def _is_known_step(step: dict[str, Any]) -> bool:
+    """Whether a step of a decoder is part of what `piece_from_sentencepiece` and a strip do."""
+    settings = {key: value for key, value in step.items() if key != "type"}
+    if step["type"] == "Replace":
+        return settings == {"pattern": {"String": "▁"}, "content": " "}
+    if step["type"] == "Strip":
+        return settings in ({"content": " ", "start": n, "stop": 0} for n in (0, 1))
+    if step["type"] == "Metaspace":
+        return settings.get("replacement", "▁") == "▁"
+    return step["type"] in ("ByteFallback", "Fuse")
 
 
 def _bos_of_tokenizer_json(folder: Path, library: tokenizers.Tokenizer) -> int | None:

@@ -194,8 +194,16 @@ def check_text(text: str) -> None:
 
 
 def unused_character(texts: Sequence[str]) -> str:
-    """A character that occurs in none of the texts, of those that Unicode leaves to everybody."""
-    return next(c for c in map(chr, range(0xE000, 0xF900)) if not any(c in text for text in texts))
+    """A character that occurs in none of the texts, of those that Unicode leaves to everybody.
+
+    Raises:
+        UserError: all of them do.
+    """
+    used = set().union(*texts)
+    for code in itertools.chain(range(0xE000, 0xF900), range(0xF0000, 0xFFFFE)):
+        if chr(code) not in used:
+            return chr(code)
+    raise UserError("--chat: prompt and template use all private characters; leave some out")
 
 
 def control_texts(names: Sequence[str], special_ids: Iterable[int]) -> dict[str, int]:

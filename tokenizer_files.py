@@ -6,6 +6,7 @@ from typing import Any
 
 from chat_template import ChatTemplate
 from config import UserError, printable
+from stored_tensor import is_given
 from strict_json import json_object
 from tokenizer_base import quoted
 
@@ -52,7 +53,7 @@ class SideFile:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty where there is no such file."""
-    if not path.is_file():
+    if not is_given(path):
         return {}
     try:
         return json_object(path.read_bytes())
@@ -99,7 +100,7 @@ def declared_stop_ids(folder: Path, ids: Mapping[str, int]) -> Iterator[int]:
 def chat_template_of(folder: Path) -> ChatTemplate | None:
     """The folder's template, if it has one; a file of its own goes before the configuration."""
     path = folder / TEMPLATE_FILE
-    if not path.is_file():
+    if not is_given(path):
         config = SideFile(folder / TOKEN_FILES[0])
         text = default_template(config)
         return ChatTemplate(str(config.path), text, token_texts(folder)) if text else None
@@ -116,8 +117,8 @@ def default_template(config: SideFile) -> str:
     if isinstance(value, list):
         if not all(isinstance(item, dict) for item in value):
             raise config.error("chat_template", "objects with name and template are needed")
-        templates = {item.get("name"): item.get("template") for item in value}
-        value = templates.get("default", "" if not templates else None)
+        texts = [item.get("template") for item in value if item.get("name") == "default"]
+        value = texts[-1] if texts else "" if not value else None
         if value is None:
             raise config.error("chat_template", "one of them has to be named default")
     if value is not None and not isinstance(value, str):

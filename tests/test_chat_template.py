@@ -96,6 +96,9 @@ def test_metas_own_formats_are_those_of_its_code(template: str, chat: str, text:
         ("{% for i in range(99999) %}{{ 'a' * 999 }}{% endfor %}", "makes more than 4194304 char"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError: "),
         ("{{ 1 / 0 }}", "ZeroDivisionError: "),
+        ("{{ '\\ud800' }}", "makes characters that are no valid text"),
+        ("{% import 'os' as os %}", "TypeError: no loader"),
+        ("{{ " + "(" * 100_000 + "1" + ")" * 100_000 + " }}", "RecursionError: "),
     ],
 )
 def test_a_template_that_cannot_be_rendered_is_named_with_the_cause(

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from checkpoint import open_checkpoint
 from checkpoint_base import half_split_rows
+from checkpoint_fields import Fields
+from checkpoint_meta import read_rope_scaling
 from model_config import ModelConfig, RopeScaling
 from rope import apply_rope, rope_frequencies
 from scripts.tiny_checkpoint import (
@@ -163,6 +165,28 @@ def test_spellings_of_params_json(
     folder = tiny("meta", tmp_path, config)
     edit_json(folder / "params.json", **{"use_scaled_rope": False, **changes})
     assert open_checkpoint(folder).config == config
+
+
+@pytest.mark.parametrize(
+    ("settings", "factor"),
+    [
+        ({"dim": 2048}, 32.0),  # Llama 3.2 1B
+        ({"dim": 3072}, 32.0),  # 3B
+        ({"dim": 4096}, 8.0),  # Llama 3.1 8B
+        ({"dim": 2048, "rope_scaling_factor": 8}, 8.0),
+    ],
+    ids=str,
+)
+def test_a_rope_factor_that_params_json_leaves_out_is_that_of_the_models_size_and_is_told(
+    settings: dict[str, object], factor: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "kv_fast")
+    fields = Fields(Path("params.json"), {"use_scaled_rope": True, **settings})
+    scaling = read_rope_scaling(fields)
+    assert scaling
+    assert scaling.factor == factor
+    note = f"params.json: rope_scaling_factor is missing, {factor:g} is taken"
+    assert (note in caplog.messages) == ("rope_scaling_factor" not in settings)
 
 
 def test_gguf_defaults_are_those_of_llama_cpp(tmp_path: Path) -> None:

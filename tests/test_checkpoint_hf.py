@@ -159,11 +159,24 @@ def test_bin_files_of_other_things_are_no_weights(tmp_path: Path) -> None:
     refusal(folder, "holds no safetensors file, nor pytorch_model.bin")
 
 
-def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
-    folder = tiny("hf", tmp_path)
-    (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors").mkdir()
-    refusal(folder, "model.safetensors: is no regular file")
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("hf", "config.json"),
+        ("hf", "model.safetensors"),
+        ("hf-shards", "model.safetensors.index.json"),
+        ("meta", "params.json"),
+        ("meta", "consolidated.00.pth"),
+    ],
+)
+def test_what_is_no_regular_file_is_refused(kind: str, name: str, tmp_path: Path) -> None:
+    folder = tiny(kind, tmp_path)
+    (folder / name).unlink()
+    (folder / name).mkdir()
+    refusal(folder, f"{name}: is no regular file")
+    (folder / name).rmdir()
+    (folder / name).symlink_to("gone")
+    refusal(folder, f"{name}: is a link to a file that is not there")
 
 
 @pytest.mark.parametrize("is_zip", [True, False], ids=["object", "old"])

@@ -47,6 +47,13 @@ def test_impossible_sizes_are_refused(changes: dict[str, int], tmp_path: Path) -
         ("llama.attention.value_length", 8),
         ("llama.rope.dimension_count", 8),
         ("llama.context_length", 0),
+        ("llama.attention.causal", False),
+        ("llama.attention.scale", 0.5),
+        ("llama.attention.clamp_kqv", 8.0),
+        ("llama.rope.scaling.attn_factor", 2.0),
+        ("llama.logit_scale", 0.5),
+        ("llama.expert_count", 8),
+        ("llama.attention.sliding_window", 0),
     ],
 )
 def test_gguf_metadata_that_is_not_supported_is_named(
@@ -54,6 +61,42 @@ def test_gguf_metadata_that_is_not_supported_is_named(
 ) -> None:
     path = write_gguf(tmp_path / "a.gguf", TINY, random_weights(TINY), fields={key: value})
     refusal(path, f"{key} is {value!r};")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("moe", {"num_experts": 8}),
+        ("quantization_args", {"scheme": "int8_weight_int8_dynamic_activation"}),
+        ("lora_args", {"rank": 16}),
+        ("use_qk_norm", True),
+        ("sliding_window", "8"),
+    ],
+)
+def test_settings_of_params_json_that_are_not_supported_are_named(
+    key: str, value: object, tmp_path: Path
+) -> None:
+    folder = tiny("meta", tmp_path)
+    edit_json(folder / "params.json", **{key: value})
+    refusal(folder, f"params.json: {key} is {value!r};")
+
+
+def test_a_head_dim_that_the_weights_contradict_is_refused(tmp_path: Path) -> None:
+    folder = tiny("meta", tmp_path)
+    edit_json(folder / "params.json", head_dim=32)
+    refusal(folder, "layers.0.attention.wq.weight (96, 80), not (192, 80)")
+
+
+@pytest.mark.parametrize("length", [8, 2048, 4096])
+def test_a_sliding_window_is_the_end_of_the_context_in_gguf_and_meta_too(
+    length: int, tmp_path: Path
+) -> None:
+    folder = tiny("meta", tmp_path)
+    edit_json(folder / "params.json", sliding_window=length)
+    fields = {"llama.attention.sliding_window": length}
+    file = write_gguf(tmp_path / "a.gguf", TINY, random_weights(TINY), fields=fields)
+    for path in (folder, file):
+        assert open_checkpoint(path).config.max_seq_len == min(length, TINY.max_seq_len)
 
 
 def test_missing_gguf_metadata_is_named(tmp_path: Path) -> None:

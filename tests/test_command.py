@@ -1,6 +1,7 @@
 """A run ends with one line and the right code, whatever ends it."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -200,3 +201,23 @@ def test_a_signal_during_imports_is_one_line_and_the_right_code(number, code, ar
     assert (json.loads(out) if argv else out) == (
         {"status": "interrupted", "error": number.name} if argv else ""
     )
+
+
+def test_the_name_of_a_path_keeps_a_note_on_its_line(tmp_path):
+    program = """
+        import logging, sys
+        from pathlib import Path
+        from command import run
+        from test_config import Command
+        log = logging.getLogger("kv_fast")
+        path = Path("a\\n\\x1b\\u202eb")
+        sys.exit(run(lambda _: log.info("%s: read\\n%d", path, 7), Command, ["f"]))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/tests"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == "a\\n\\x1b\\u202eb: read\n7\n"

@@ -1,6 +1,7 @@
 """Text that goes through generate.py: chat, special tokens, stop ids, padded vocabularies."""
 
 import json
+import os
 from functools import partial
 
 import pytest
@@ -17,6 +18,11 @@ TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>"
     "{{ m.content }}<|eot_id|>{% endfor %}"
 )
+
+
+def one_stream():
+    """As a terminal, which shows both in the order of time."""
+    os.dup2(2, 1)
 
 
 def with_files(folder, *, weights=None, **files):
@@ -165,3 +171,9 @@ def test_ids_that_the_tokenizer_lacks_are_never_generated(temperature, run_gener
     run = run_generate(*words, path=path)
     assert (run.code, run.row.new_tokens) == (0, 20)
     assert "20 ids of the vocabulary are not the tokenizer's: never generated" in run.stderr
+
+
+def test_a_streamed_text_ends_its_line_before_the_check_says_anything(run_generate):
+    words = [*EXACT, "--prompt", "Hi", "--kv_cache_quantization", "--check_tokens", 8]
+    together = run_generate(*words, prepare=one_stream).stderr
+    assert "\nchecking: 8 tok\n" in together

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_kinds import TOKENIZER, CausalCache, tiny
-from gguf import GGMLQuantizationType
+from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 
 import accounting
 import quantize
 from checkpoint import open_checkpoint
+from checkpoint_gguf_header import read_header
 from command import run
 from config import UserError
 from engine import load_model
@@ -260,3 +261,27 @@ def test_a_weight_is_laid_out_block_by_block_as_it_is_whole(shape, num_bytes, mo
     found = gathered(shape[0], blocks, torch.empty)
     assert found.shape == weight.shape
     assert all(map(torch.equal, found.parts, weight.laid_out_for(CPU).parts))
+
+
+NUMBERS = {
+    "tokenizer.ggml.padding_token_id": (GGUFValueType.INT32, -1),
+    "tokenizer.ggml.seperator_token_id": (GGUFValueType.UINT64, 2**64 - 1),
+    "tokenizer.x.negative": (GGUFValueType.INT64, -(2**40)),
+    "tokenizer.x.large": (GGUFValueType.FLOAT64, 1e300),
+    "tokenizer.x.truth": (GGUFValueType.BOOL, True),
+    "tokenizer.x.text": (GGUFValueType.STRING, "é"),
+}
+
+
+def test_every_value_of_a_gguf_tokenizer_is_written_as_it_was(tmp_path):
+    writer = GGUFWriter(tmp_path / "in.gguf", "llama")
+    for key, (kind, value) in NUMBERS.items():
+        writer.add_key_value(key, value, kind)
+    writer.add_array("tokenizer.x.scores", [0.5, -1e9])
+    writer.add_array("tokenizer.x.empty", [])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    values = read_header(tmp_path / "in.gguf")[0]
+    quantize.write_gguf_header(tmp_path / "out.gguf", values)
+    assert read_header(tmp_path / "out.gguf")[0] == values

@@ -158,9 +158,7 @@ def test_a_checkpoint_that_is_not_there_starts_nothing(tmp_path):
     words = ["quick", "--results", tmp_path / "rows.txt", "--checkpoint_path", tmp_path / "none"]
     done = finished(["sh", BENCHMARKS, *words])
     assert done.returncode == 2
-    assert (
-        done.stderr == f"error: {tmp_path}/none: no such file or folder; check --checkpoint_path\n"
-    )
+    assert done.stderr == f"error: {tmp_path}/none: no such file or folder; check the path\n"
 
 
 @pytest.mark.slow

@@ -225,3 +225,17 @@ def test_the_default_model_has_the_known_ids_of_a_chat() -> None:
     tokenizer = gguf_tokenizer(gguf_fields(default_model()))
     ids = tokenizer.encode_chat([{"role": "user", "content": "What is the capital of France?"}])
     assert ids == [int(i) for i in FRANCE_IDS.split()]
+
+
+def test_a_template_may_hold_every_private_character_of_the_first_plane() -> None:
+    tokenizer = gguf_tokenizer(gguf_byte_level())
+    template = "{# " + "".join(map(chr, range(0xE000, 0xF900))) + " #}{{ messages[0].content }}"
+    ids = with_template(tokenizer, template).encode_chat(HELLO)
+    assert ids == tokenizer.encode("Hello")
+
+
+def test_text_with_every_private_character_is_one_line() -> None:
+    private = "".join(map(chr, [*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE)]))
+    tokenizer = with_template(gguf_tokenizer(gguf_byte_level()), ECHO)
+    with pytest.raises(UserError, match="all private characters"):
+        tokenizer.encode_chat([{"role": "user", "content": private}])

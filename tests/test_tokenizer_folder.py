@@ -1,9 +1,11 @@
 """The tokenizer files of a folder: which one is read, its BOS and stop ids, and bad files."""
 
 import json
+import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +127,24 @@ def without_first_byte() -> bytes:
     return b"".join(b"%s %d\n" % (token, rank) for rank, token in enumerate(tokens))
 
 
+STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+REPLACE_ = {"type": "Replace", "pattern": {"String": "_"}, "content": " "}
+META_ = {"type": "Metaspace", "replacement": "_", "prepend_scheme": "never", "split": False}
+
+
+def decoded(*steps: str | dict[str, Any]) -> dict[str, Any]:
+    """A tokenizer.json with these steps of decoding."""
+    full = [{"type": step} if isinstance(step, str) else step for step in steps]
+    return json.loads(byte_level_json()) | {"decoder": {"type": "Sequence", "decoders": full}}
+
+
+def added(text: str, token_id: int) -> dict[str, Any]:
+    """A tokenizer.json with one more token behind the vocabulary."""
+    spec = json.loads(byte_level_json())
+    spec["added_tokens"].append({**spec["added_tokens"][0], "content": text, "id": token_id})
+    return spec
+
+
 @pytest.mark.parametrize(
     ("name", "content", "cause"),
     [
@@ -135,6 +155,14 @@ def without_first_byte() -> bytes:
         ("tokenizer.json", {"decoder": {"type": "ByteLevel"}}, "tokenizer.json: "),
         ("tokenizer.json", {"decoder": {"type": "WordPiece"}}, "tokenizer.json: decoder .*WordP"),
         ("tokenizer.json", {"decoder": None}, "tokenizer.json: decoder "),
+        ("tokenizer.json", decoded("ByteLevel", STRIP), "tokenizer.json: decoder .*Strip"),
+        ("tokenizer.json", decoded("ByteFallback", REPLACE_), "json: decoder .*Replace"),
+        ("tokenizer.json", decoded("ByteFallback", STRIP | {"start": 2}), "json: decoder .*Strip"),
+        ("tokenizer.json", decoded("ByteFallback", STRIP | {"stop": 1}), "json: decoder .*Strip"),
+        ("tokenizer.json", decoded("ByteFallback", {"type": "CTC"}), "json: decoder .*CTC"),
+        ("tokenizer.json", decoded("Metaspace", META_), "json: decoder .*Metaspace"),
+        ("tokenizer.json", added("<new>", 9000), "'<new>' has id 9000, its library gives it "),
+        ("tokenizer.json", added("<new>", 5), "'<new>' has id 5, its library gives it "),
         ("tokenizer.model", b"", "tokenizer.model: the file is empty"),
         ("tokenizer.model", b"version https://git-lfs\nx", "tokenizer.model: .* line 1 is .*lfs"),
         ("tokenizer.model", tiktoken_lines() + b"!!! 380\n", "tokenizer.model: .* line 381 is "),
@@ -186,6 +214,45 @@ def test_a_bad_file_beside_the_tokenizer_is_named(
     write(tmp_path, {"tokenizer.json": spec, name: content})
     with pytest.raises(UserError, match=cause):
         open_tokenizer(tmp_path)
+
+
+SIDE_FILES = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "tokenizer.json",
+]
+NO_FILES: dict[str, Callable[[Path], object]] = {
+    "folder": Path.mkdir,
+    "pipe": os.mkfifo,
+    "link": lambda path: path.symlink_to("gone"),
+    "loop": lambda path: path.symlink_to(path.name),
+}
+
+
+@pytest.mark.parametrize("kind", NO_FILES)
+@pytest.mark.parametrize("name", SIDE_FILES)
+def test_what_has_the_name_of_a_file_but_is_none_is_refused_not_left_out(
+    name: str, kind: str, tmp_path: Path
+) -> None:
+    write(tmp_path, {"tokenizer.model": tiktoken_lines()})
+    if name != "tokenizer.json":
+        write(tmp_path, {"tokenizer.json": byte_level_json()})
+    NO_FILES[kind](tmp_path / name)
+    cause = "is a link to a file that is not there" if kind in ("link", "loop") else "is no regular"
+    with pytest.raises(UserError, match=f"^{tmp_path}/{name}: {cause}"):
+        open_tokenizer(tmp_path)
+
+
+def test_a_dropout_of_training_makes_no_ids_random(tmp_path: Path) -> None:
+    spec = json.loads(byte_level_json())
+    write(tmp_path, {"tokenizer.json": spec})
+    expected = open_tokenizer(tmp_path).encode("Hello in the")
+    spec["model"]["dropout"] = 0.9
+    write(tmp_path, {"tokenizer.json": spec})
+    assert [open_tokenizer(tmp_path).encode("Hello in the") for _ in range(9)] == 9 * [expected]
 
 
 PANICKING = {"type": "FixedLength", "length": 0}
