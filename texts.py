@@ -84,15 +84,16 @@ def read_text(source: str) -> str:
     Raises:
         UserError: it cannot be read or fetched, or is not UTF-8.
     """
+    shown, known = f"--text {printable(source)}", ", ".join(TEXTS)
+    if not source:  # as a path it is the current folder
+        raise UserError(f"{shown}: names nothing; give a text file, or one of {known}")
     path = text_file(source) if source in TEXTS else Path(source)
-    shown = f"--text {printable(source)}"
     try:
         return path.read_bytes().decode()
     except UnicodeDecodeError as error:
         raise UserError(f"{shown}: not UTF-8 at byte {error.start}") from None
     except (OSError, ValueError) as error:  # ValueError: a name with a NUL
         cause = getattr(error, "strerror", None) or describe(error)
-        known = ", ".join(TEXTS)
         raise UserError(f"{shown}: {cause}; give a text file, or one of {known}") from None
 
 

@@ -219,6 +219,10 @@ NEEDLE_FAULTS = {
     "no room": (["--context", "100"], "--context 100: has no room for the needle"),
     "beyond the model": (["--context", "2049"], "--context 2049: 2049 tokens exceed"),
     "places": (["--places", "10,101"], "--places 10,101: give whole numbers from 0 to 100"),
+    "other digits": (
+        ["--places", "10,\u0665\u0660"],
+        "--places 10,\u0665\u0660: give whole numbers",
+    ),
     "words": (["--places", "10,x"], "--places 10,x: give whole numbers"),
     "none": (["--places", ""], "--places : give whole numbers"),
 }

@@ -131,6 +131,7 @@ def test_what_is_no_text_is_named(data, cause, tmp_path):
 
 def test_names_that_cannot_be_files_are_named():
     refusal("a\0b", "--text", "give a text file, or one of sotu, kjv")
+    refusal("", "--text : names nothing; give a text file, or one of sotu, kjv")
 
 
 @pytest.mark.network
