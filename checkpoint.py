@@ -18,11 +18,13 @@ if __name__ == "__main__":
 import functools
 import json
 import logging
+import os
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 
 import fetch
 from checkpoint_base import Checkpoint, FileCheckpoint, model_sha
+from checkpoint_fields import refusing
 from checkpoint_gguf import GGUFCheckpoint, tokenizer_in
 from checkpoint_gguf_header import MAGIC
 from checkpoint_gguf_parts import first_of, read_parts
@@ -33,7 +35,7 @@ from checkpoint_quantized import QuantizedCheckpoint
 from checkpoint_random import RandomCheckpoint
 from checkpoint_summary import as_text, summarize
 from config import RANDOM_PREFIX, Faults, UserError, flag
-from stored_tensor import check_regular, is_given, is_regular
+from stored_tensor import check_regular, is_given, is_regular, is_there
 from tokenizer import open_tokenizer
 from tokenizer_base import Tokenizer
 from tokenizer_trial import tried_tokenizer
@@ -56,10 +58,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """
     if str(path).startswith(RANDOM_PREFIX):
         return RandomCheckpoint(path)
-    if path.exists() and not path.is_dir():
+    if is_there(path) and not path.is_dir():
         return open_file(path)
     if not path.is_dir():
         raise UserError(f"{path}: no such file or folder; check the path")
+    check_folder(path)
     folders = (path, path / "original")
     meta_folder = next((each for each in folders if is_given(each / "params.json")), None)
     # Repositories of Llama 3 have config.json also where only original/ was fetched.
@@ -73,6 +76,12 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if len(quantized_files) == 1:
         return QuantizedCheckpoint(path, quantized_files[0])
     raise UserError(f"{path}: holds no config.json, params.json or .gguf file; copy them there")
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder whose files cannot be listed or reached: it would seem to be empty."""
+    with refusing(folder, (OSError,), "make it readable"), os.scandir(folder):
+        os.stat(f"{folder}/.")  # noqa: PTH116  (Path drops the dot, and a folder has it inside)
 
 
 def gguf_file(path: Path) -> Path | None:
@@ -94,7 +103,7 @@ def open_file(file: Path) -> FileCheckpoint:
 
 
 def is_gguf(file: Path) -> bool:
-    with file.open("rb") as opened:
+    with refusing(file, (OSError,), "make it readable"), file.open("rb") as opened:
         return opened.read(len(MAGIC)) == MAGIC
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from chat_template import ChatTemplate
-from config import UserError, printable
+from checkpoint_fields import Fields
+from config import UserError
 from stored_tensor import is_given
-from strict_json import json_object
 from tokenizer_base import quoted
 
 # Later ones say what the first leaves out.
@@ -53,12 +53,7 @@ class SideFile:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty where there is no such file."""
-    if not is_given(path):
-        return {}
-    try:
-        return json_object(path.read_bytes())
-    except (ValueError, OSError) as error:
-        raise UserError(f"{path}: {printable(str(error), 400)}; download it again") from None
+    return Fields.from_json(path).values if is_given(path) else {}
 
 
 def may_add_bos(folder: Path) -> bool:

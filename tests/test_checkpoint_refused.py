@@ -1,6 +1,10 @@
 """Checkpoints that are refused: one line that names the file, before any tensor is read."""
 
+import contextlib
 import dataclasses
+import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -210,3 +214,40 @@ def test_a_path_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"")
     refusal(tmp_path / "a.gguf", "is not a GGUF file")
     refusal(tmp_path, "holds 2 .gguf files")
+
+
+@contextlib.contextmanager
+def without_privileges(path: Path, mode: int) -> Iterator[None]:
+    """Root may read everything: as nobody for a while, who may come up to `path`."""
+    path.chmod(mode)
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+        path.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "mode", "cause"),
+    [
+        ("hf", "", 0o000, "tiny: PermissionError: "),
+        ("hf", "", 0o111, "tiny: PermissionError: "),
+        ("meta", "", 0o444, "tiny: PermissionError: "),
+        ("hf", "config.json", 0, "config.json: PermissionError: "),
+        ("hf", "model.safetensors", 0, "model.safetensors: PermissionError: "),
+        ("meta", "consolidated.00.pth", 0, "consolidated.00.pth: PermissionError: "),
+        ("gguf", "", 0, "PermissionError: "),
+    ],
+)
+def test_what_may_not_be_read_is_named(kind: str, name: str, mode: int, cause: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own is closed to others
+        Path(folder).chmod(0o755)
+        path = tiny(kind, Path(folder))
+        for file in Path(folder).glob("*/*"):  # the library of safetensors closes its files too
+            file.chmod(0o644)
+        with without_privileges(path / name, mode):
+            refusal(path, cause)
