@@ -200,6 +200,8 @@ def _value(item: dataclasses.Field, text: str) -> Any:
     spec: Flag = item.metadata["flag"]
     kind = plain_type(item.type)
     where = f"{'--' * (not _is_positional(item))}{item.name} {printable(text)}"
+    if kind is Path and not text:  # it would be the current folder
+        raise UserError(f"{where}: names nothing; give a path")
     try:
         value = kind(text)
     except ValueError:

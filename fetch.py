@@ -62,12 +62,13 @@ def resolve(checkpoint_path: str | None) -> Path:
     path = Path(checkpoint_path)
     if checkpoint_path.startswith(RANDOM_PREFIX):
         return path
-    if os.path.exists(path):  # noqa: PTH110  (Path.exists raises for a name that is too long)
+    # Path.exists raises for a name that is too long, and an empty Path is the current folder.
+    if os.path.exists(checkpoint_path):  # noqa: PTH110
         return path
     # "checkpoints/typo" has the form of a hub id, but its folder says what was meant.
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", checkpoint_path) and not path.parent.exists():
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", checkpoint_path) and not os.path.exists(path.parent):  # noqa: PTH110
         return fetch_from_hub(checkpoint_path)
-    shown = printable(checkpoint_path)
+    shown = printable(checkpoint_path) or "''"
     raise UserError(f"{shown}: no such file or folder; check the path")
 
 

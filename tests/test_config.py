@@ -117,6 +117,7 @@ def test_an_alias_sets_the_same_field():
     ("argv", "message"),
     [
         ("--max_new_tokens 0", "--max_new_tokens 0: must be at least 1"),
+        ("--prompt_file=", "--prompt_file : names nothing; give a path"),
         ("--top_k -1", "--top_k -1: must be at least 0"),
         ("--temperature nan", "--temperature nan: must be a finite number"),
         ("--temperature=inf", "--temperature inf: must be a finite number"),

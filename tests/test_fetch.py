@@ -172,6 +172,16 @@ def test_a_missing_path_is_named_without_asking_the_hub(
     failure(path, f"{path}: no such file or folder")
 
 
+def test_an_empty_path_is_not_the_current_folder_and_a_long_one_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    monkeypatch.chdir(tmp_path)
+    failure("", "'': no such file or folder")
+    monkeypatch.setattr(fetch, "fetch_from_hub", Path)
+    assert fetch.resolve("x" * 300 + "/y") == Path("x" * 300 + "/y")
+
+
 def test_the_command_prints_the_path_alone(tmp_path: Path) -> None:
     script = fetch.__file__
     for words in ([str(tmp_path)], ["--checkpoint_path", str(tmp_path)]):
