@@ -93,6 +93,8 @@ def test_only_files_are_regular(tmp_path: Path) -> None:
     (tmp_path / "broken").symlink_to("nowhere")
     names = ["file", "link", "pipe", "broken", "", "y" * 3000, "a\0b", "\ud800"]
     assert [is_regular(tmp_path / name) for name in names] == [True, True, *[False] * 6]
-    check_regular([tmp_path / "file", tmp_path / "link", tmp_path / "broken"])
+    check_regular([tmp_path / "file", tmp_path / "link", tmp_path / "missing", tmp_path / "a\0b"])
+    with pytest.raises(UserError, match="broken: is a link to a file that is not there"):
+        check_regular([tmp_path / "broken"])
     with pytest.raises(UserError, match="pipe: is no regular file"):
         check_regular([tmp_path / "pipe"])
