@@ -60,7 +60,7 @@ class GenerateConfig:
     )
     quantization: str | None = flag(
         None,
-        help="weights: LAYERS[,HEAD], each int8, int4[:GROUP] or none;"
+        help="weights: LAYERS[,HEAD], each int8[:GROUP], int4[:GROUP] or none;"
         " without: as the file has them",
     )
     prefill_chunk: int = flag(2048, minimum=1, maximum=2**31, help="prompt tokens per prefill step")
