@@ -13,7 +13,6 @@ if __name__ == "__main__":
 import importlib
 import json
 import logging
-from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import torch
@@ -22,6 +21,7 @@ import accounting
 import machine
 from engine import Engine, Sampling, load_model
 from generate_config import GenerateConfig
+from interactive import converse
 from kv_cache import describe_caches, make_caches
 from measure import Recording, Runner
 from memory_timeline import MemoryTimeline
@@ -31,16 +31,21 @@ from reporting.plot_timeline import save_timeline
 from results import Row, append, format_row, to_json
 from self_check import is_quantized, self_check
 from summary import summary
-from tokenizer_base import Tokenizer
+from text_printer import TextPrinter, text_of
 
 log = logging.getLogger("kv_fast")
 
 
 def main(config: GenerateConfig) -> int:
-    """Check the request, load, warm up, measure, print, append one row; 1 if its check failed."""
+    """Check the request, load, warm up, measure, print, append one row; 1 if its check failed.
+
+    An interactive run answers what comes on stdin instead, and has no row.
+    """
     plan = preflight(config)
     memory = open_memory(config, plan)
     timeline = MemoryTimeline(plan.device)
+    if config.interactive:
+        return converse(config, make_runner(config, plan, timeline), plan.tokenizer)
     prompt_ids, tokenizer = plan.request.prompt_ids, plan.tokenizer
     streams = streams_text(config)
     printer = TextPrinter(tokenizer, prompt_ids, is_chat=config.chat) if streams else None
@@ -65,33 +70,6 @@ def shows_text(config: GenerateConfig) -> bool:
 def streams_text(config: GenerateConfig) -> bool:
     """A single sample without a row to keep is shown as it comes, others when the row is safe."""
     return shows_text(config) and config.num_samples == 1 and config.write_result is None
-
-
-class TextPrinter:
-    """Prints the text of ids as far as its characters are complete, behind that of the prompt.
-
-    Of a chat the answer alone is shown, since a template stands around the prompt.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, is_chat: bool) -> None:
-        self._unseen = "" if is_chat else tokenizer.decode(prompt_ids)
-        self._stream = tokenizer.stream(prompt_ids)
-
-    def show(self, token_id: int) -> None:
-        print(self._unseen + self._stream.push(token_id), end="", flush=True)
-        self._unseen = ""
-
-    def finish(self) -> None:
-        print(self._stream.flush(), flush=True)
-
-
-def text_of(
-    ids: Sequence[int], prompt_ids: Sequence[int], tokenizer: Tokenizer, *, is_chat: bool = False
-) -> str:
-    """What `TextPrinter` prints of the same ids, without the line's end."""
-    stream = tokenizer.stream(prompt_ids)
-    prompt = "" if is_chat else tokenizer.decode(prompt_ids)
-    return prompt + "".join(map(stream.push, ids)) + stream.flush()
 
 
 def open_memory(config: GenerateConfig, plan: Plan) -> machine.PeakMemory:

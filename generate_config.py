@@ -5,6 +5,14 @@ from pathlib import Path
 
 from config import UserError, check_one_line, flag
 
+INTERACTIVE_SLOTS = 4096
+"""Of a conversation's cache, where neither a flag nor the model's context says fewer."""
+
+NOT_INTERACTIVE = (
+    *("prompt", "prompt_file", "prompt_tokens", "depth", "num_samples"),
+    *("memory_profile", "write_result", "json"),
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateConfig:
@@ -24,6 +32,10 @@ class GenerateConfig:
         False, help="put the prompt as a user's message into the checkpoint's chat template"
     )
     system: str | None = flag(None, help="the system message of --chat")
+    interactive: bool = flag(
+        False,
+        help="answer each line of stdin, with --chat as one conversation; Ctrl-D ends it, no row",
+    )
     parse_special: bool = flag(
         False, help="let the text of a control token in the prompt be that token, not plain text"
     )
@@ -35,7 +47,11 @@ class GenerateConfig:
     )
     max_new_tokens: int = flag(200, minimum=1, help="tokens to generate after the prompt")
     cache_size: int | None = flag(
-        None, minimum=1, maximum=2**40, help="slots to allocate; default: what the run needs"
+        None,
+        minimum=1,
+        maximum=2**40,
+        help="slots to allocate; default: what the run needs"
+        f", with --interactive up to {INTERACTIVE_SLOTS}",
     )
     kv_cache_quantization: str | None = flag(
         None,
@@ -44,7 +60,7 @@ class GenerateConfig:
     )
     quantization: str | None = flag(
         None,
-        help="weights: LAYERS[,HEAD], each int8, int4[:GROUP] or none;"
+        help="weights: LAYERS[,HEAD], each int8[:GROUP], int4[:GROUP] or none;"
         " without: as the file has them",
     )
     prefill_chunk: int = flag(2048, minimum=1, maximum=2**31, help="prompt tokens per prefill step")
@@ -85,6 +101,8 @@ class GenerateConfig:
         given = [name for name, is_given in sources.items() if is_given]
         if len(given) > 1:
             raise UserError(f"{' and '.join(given)}: exclude each other; give one")
+        if self.interactive:
+            self._check_interactive()
         if self.chat and self.prompt_tokens is not None:
             raise UserError("--chat and --prompt_tokens: exclude each other; give a text")
         if self.system is not None and not self.chat:
@@ -98,3 +116,9 @@ class GenerateConfig:
             raise UserError("--memory_profile and --write_result: what is watched is not measured")
         if self.write_result is not None:
             check_one_line(self, cure="--prompt_file takes any text")
+
+    def _check_interactive(self) -> None:
+        """Refuse what speaks of one prompt or of a row."""
+        for name in NOT_INTERACTIVE:
+            if getattr(self, name) != getattr(type(self), name):
+                raise UserError(f"--interactive and --{name}: exclude each other; leave one out")

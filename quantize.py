@@ -80,7 +80,7 @@ class Scheme:
 
 
 def parse_scheme(spec: str) -> Scheme:
-    """`LAYERS[,HEAD]`, each `int8`, `int4`, `int4:GROUP` or `none`.
+    """`LAYERS[,HEAD]`, each `int8`, `int4`, one of these with `:GROUP`, or `none`.
 
     Raises:
         UserError: not of this form.
@@ -132,8 +132,9 @@ def planned_formats(checkpoint: Checkpoint, scheme: Scheme | None) -> dict[str, 
 def check_group(name: str, shape: tuple[int, ...], layout: str) -> None:
     group = LAYOUTS[layout].group
     if group and shape[1] % group:
-        fitting = [each for each, (_, n, *_) in LAYOUTS.items() if n and shape[1] % n == 0]
-        cure = next((each for each in fitting if each.partition(":")[0] in WEIGHT_FORMATS), "int8")
+        scheme = WEIGHT_FORMATS[layout.partition(":")[0]]
+        fitting = (scheme.name_of(n) for n in scheme.groups if n and shape[1] % n == 0)
+        cure = next(fitting, "int8")
         raise UserError(
             f"--quantization {layout}: {name} is {list(shape)}, and {shape[1]} channels are no"
             f" multiple of {group}; take {cure}"

@@ -13,7 +13,7 @@ import torch
 
 from chat_template import Message
 from config import Faults, UserError
-from generate_config import GenerateConfig
+from generate_config import INTERACTIVE_SLOTS, GenerateConfig
 from kernels.slots import SLOT_TILE
 from kv_cache import parse_formats
 from model_config import ModelConfig
@@ -41,6 +41,7 @@ class Request:
         formats: of K and of V, names in FORMATS.
         prefill_chunk: tokens per prefill step.
         synthetic_depth: slots to fill with random K and V instead of depth_ids.
+        longest_prompt: of an interactive run, in tokens; None: that of prompt_ids.
     """
 
     depth_ids: tuple[int, ...]
@@ -50,6 +51,7 @@ class Request:
     formats: tuple[str, str]
     prefill_chunk: int
     synthetic_depth: int = 0
+    longest_prompt: int | None = None
 
     @property
     def depth(self) -> int:
@@ -71,7 +73,8 @@ class Request:
     @property
     def largest_chunk(self) -> int:
         """Tokens of the largest prefill step."""
-        return min(self.prefill_chunk, max(len(self.depth_ids), len(self.prompt_ids)))
+        longest = self.longest_prompt or len(self.prompt_ids)
+        return min(self.prefill_chunk, max(len(self.depth_ids), longest))
 
     @property
     def prompt_sha(self) -> str:
@@ -140,6 +143,8 @@ def resolve_request(
             f"--prompt: token id {largest} is beyond the model's vocabulary of"
             f" {model_config.vocab_size}; the tokenizer is not this checkpoint's"
         )
+    if config.interactive:
+        return _interactive_request(config, inputs, prompt_ids, model_config.max_seq_len)
     stored = len(depth_ids) + synthetic_depth + len(prompt_ids)
     check_room(config, stored - config.depth, model_config.max_seq_len)
     new_tokens = clamp_new_tokens(stored, config.max_new_tokens, model_config.max_seq_len)
@@ -151,6 +156,24 @@ def resolve_request(
         formats=inputs.formats,
         prefill_chunk=config.prefill_chunk,
         synthetic_depth=synthetic_depth,
+    )
+
+
+def _interactive_request(
+    config: GenerateConfig, inputs: Inputs, prompt_ids: tuple[int, ...], max_seq_len: int
+) -> Request:
+    """Room for prompts that come later; the one of the flags stands for them in the warm-up."""
+    slots = min(max_seq_len, config.cache_size or INTERACTIVE_SLOTS)
+    if len(prompt_ids) >= slots:
+        raise UserError(f"--cache_size {slots}: no room for a prompt of {len(prompt_ids)} tokens")
+    return Request(
+        depth_ids=(),
+        prompt_ids=prompt_ids,
+        new_tokens=min(config.max_new_tokens, slots - len(prompt_ids)),
+        cache_len=cache_slots(slots, None),
+        formats=inputs.formats,
+        prefill_chunk=config.prefill_chunk,
+        longest_prompt=slots,
     )
 
 

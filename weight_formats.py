@@ -94,8 +94,11 @@ class QuantizedLinear(nn.Module):
         raise NotImplementedError
 
     @staticmethod
-    def encode_groups(weight: Tensor) -> tuple[Tensor, ...]:
-        """Of fp32 groups [N, groups, channels]: codes alike, scales, mins [N, groups, 1]."""
+    def encode_groups(weight: Tensor, scale_dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """Of fp32 groups [N, groups, channels]: codes alike, scales, mins [N, groups, 1].
+
+        Codes are those that are best for scales and mins as they are stored.
+        """
         raise NotImplementedError
 
     @property
@@ -128,17 +131,17 @@ class QuantizedEmbedding(nn.Module):
 
 
 class Int8Linear(QuantizedLinear):
-    """Symmetric int8, one fp32 scale per row."""
+    """Symmetric int8, one fp32 scale per row, or an fp16 scale per group."""
 
-    groups = (0,)
+    groups = (0, 32, 64, 128)
 
     @classmethod
     def name_of(cls, group: int) -> str:
-        return "int8"
+        return f"int8:{group}" if group else "int8"
 
     @staticmethod
-    def encode_groups(weight: Tensor) -> tuple[Tensor, ...]:
-        scales = weight.abs().amax(-1, keepdim=True) / 127
+    def encode_groups(weight: Tensor, scale_dtype: torch.dtype) -> tuple[Tensor, ...]:
+        scales = (weight.abs().amax(-1, keepdim=True) / 127).to(scale_dtype).float()
         return (weight * inverse(scales)).round().clamp(-127, 127), scales
 
 
@@ -156,15 +159,15 @@ class Int4Linear(QuantizedLinear):
         return f"int4:{group}"
 
     @staticmethod
-    def encode_groups(weight: Tensor) -> tuple[Tensor, ...]:
+    def encode_groups(weight: Tensor, scale_dtype: torch.dtype) -> tuple[Tensor, ...]:
         low, high = weight.aminmax(dim=-1, keepdim=True)
-        best = rounded(weight, (high - low) / 15, low)
+        best = rounded(weight, (high - low) / 15, low, scale_dtype)
         for share in SHARES_OF_RANGE:
             margin = (high - low) * (1 - share) / 2
-            fit = rounded(weight, (high - low) * share / 15, low + margin)
+            fit = rounded(weight, (high - low) * share / 15, low + margin, scale_dtype)
             for _ in range(NUM_REFITS):
                 best = best.or_better(fit)
-                fit = rounded(weight, *line_through(weight, fit.codes))
+                fit = rounded(weight, *line_through(weight, fit.codes), scale_dtype)
             best = best.or_better(fit)
         return best.codes, best.scales, best.mins
 
@@ -183,9 +186,9 @@ class Fit(NamedTuple):
         return Fit(*(torch.where(is_better, b, a) for a, b in zip(self, other, strict=True)))
 
 
-def rounded(weight: Tensor, scales: Tensor, mins: Tensor) -> Fit:
-    """The codes nearest to the weights, for scales and mins as fp16 has them."""
-    scales, mins = scales.half().float(), mins.half().float()
+def rounded(weight: Tensor, scales: Tensor, mins: Tensor, dtype: torch.dtype) -> Fit:
+    """The codes nearest to the weights, for scales and mins as `dtype` has them."""
+    scales, mins = scales.to(dtype).float(), mins.to(dtype).float()
     codes = ((weight - mins) * inverse(scales)).round().clamp(0, 15)
     errors = (codes * scales + mins - weight).square().sum(-1, keepdim=True)
     return Fit(codes, scales, mins, errors)
@@ -225,7 +228,9 @@ def encoded_blocks(
         dense = block.float()
         if not dense.abs().amax() <= torch.finfo(layout.scale_dtype).max:
             raise ValueError(f"its values are not finite, or too large for {layout.scale_dtype}")
-        values, *around = scheme.encode_groups(dense.unflatten(1, (-1, group or width)))
+        values, *around = scheme.encode_groups(
+            dense.unflatten(1, (-1, group or width)), layout.scale_dtype
+        )
         if layout.bits == 8:
             codes = values.flatten(1).to(torch.int8)
         else:
@@ -271,6 +276,7 @@ WEIGHT_FORMATS: dict[str, type[QuantizedLinear]] = {"int8": Int8Linear, "int4": 
 FP16, FP32 = torch.float16, torch.float32
 LAYOUTS = {
     "int8": Layout(8, 0, FP32, has_mins=False),
+    **{f"int8:{group}": Layout(8, group, FP16, has_mins=False) for group in Int8Linear.groups[1:]},
     **{f"int4:{group}": Layout(4, group, FP16, has_mins=True) for group in Int4Linear.groups},
     "q8_0": Layout(8, 32, FP16, has_mins=False),
     "q4_0": Layout(4, 32, FP16, has_mins=False),

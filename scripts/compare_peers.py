@@ -46,10 +46,10 @@ from checkpoint_gguf import GGUFCheckpoint
 from checkpoint_hf import HFCheckpoint
 from checkpoint_meta import MetaCheckpoint
 from config import UserError, flag, printable, to_argv
-from generate import text_of
 from generate_config import GenerateConfig
 from request import read_inputs, resolve_request
 from scripts.peers.harness import Request
+from text_printer import text_of
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "scripts" / "peers"

@@ -21,7 +21,8 @@ NASTY = [
 ]  # fmt: skip
 
 FLAGS = [
-    "checkpoint_path", "prompt", "prompt_file", "prompt_tokens", "chat", "system", "parse_special",
+    "checkpoint_path", "prompt", "prompt_file", "prompt_tokens", "chat", "system", "interactive",
+    "parse_special",
     "depth", "depth_fill",
     "max_new_tokens", "cache_size", "kv_cache_quantization", "quantization", "prefill_chunk",
     "dtype",
@@ -55,6 +56,7 @@ def random_config(rng: random.Random) -> GenerateConfig:
     for name in rng.sample(sources, 2):
         del values[name]
     values["write_result"] = values["memory_profile"] = None
+    values["interactive"] = False
     if values.get("prompt_tokens") is not None:
         values["chat"] = False
     if not values["chat"]:
@@ -135,6 +137,9 @@ def test_an_alias_sets_the_same_field():
         ("--parse_special --prompt_tokens 3", "--parse_special and --prompt_tokens: exclude"),
         ("--prompt x --prompt_tokens 3", "--prompt and --prompt_tokens: exclude"),
         ("--prompt x --prompt_file a", "--prompt and --prompt_file: exclude"),
+        ("--interactive --depth 3", "--interactive and --depth: exclude each other"),
+        ("--interactive --num_samples 2", "--interactive and --num_samples: exclude"),
+        ("--interactive --write_result a", "--interactive and --write_result: exclude"),
         ("--prompt 'a\nb' --write_result r.txt", r"--prompt_file takes any text"),
         ("--checkpoint_path 'a\udc80' --write_result r.txt", r"a\udc80: '\udc80' cannot"),
     ],

@@ -33,6 +33,7 @@ BIASED = dataclasses.replace(WIDE, qkv_bias=True)
     ("spec", "layers", "head"),
     [
         ("int8", "int8", "int8"),
+        ("int8:64", "int8:64", "int8:64"),
         ("int4", "int4:32", "int8"),
         ("int4:128", "int4:128", "int8"),
         ("int4:64,int4", "int4:64", "int4:32"),
@@ -47,7 +48,19 @@ def test_the_head_is_the_second_word_or_what_suits_the_layers(spec, layers, head
 
 @pytest.mark.parametrize(
     "spec",
-    ["", "int5", "int4:", "int4:16", "int4:x", "int8:32", "int4,", "q4_1", ",int8", "none:32"],
+    [
+        "",
+        "int5",
+        "int4:",
+        "int4:16",
+        "int4:x",
+        "int8:48",
+        "int8:0",
+        "int4,",
+        "q4_1",
+        ",int8",
+        "none:32",
+    ],
 )
 def test_unknown_formats_are_refused_with_all_known_ones(spec):
     with pytest.raises(UserError) as caught:
@@ -55,7 +68,9 @@ def test_unknown_formats_are_refused_with_all_known_ones(spec):
     line = str(caught.value)
     assert line.startswith(f"--quantization {spec}")
     assert "\n" not in line
-    assert line.endswith("known: int8, int4, int4:32, int4:64, int4:128, none")
+    assert line.endswith(
+        "known: int8, int4, int8:32, int8:64, int8:128, int4:32, int4:64, int4:128, none"
+    )
 
 
 def test_a_third_word_is_refused():
@@ -99,7 +114,7 @@ def dequantised(weight, layout):
     return encode(weight, scheme, LAYOUTS[layout].group).dequantize()
 
 
-SPECS = ["int8", "int4", "int4:64", "int4:128,int4", "int8,none", "none,int8", "none"]
+SPECS = ["int8", "int8:32", "int4", "int4:64", "int4:128,int4", "int8,none", "none,int8", "none"]
 CONFIGS = {"untied": WIDE, "tied": TIED, "biased": BIASED}
 
 
