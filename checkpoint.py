@@ -35,7 +35,7 @@ from checkpoint_quantized import QuantizedCheckpoint
 from checkpoint_random import RandomCheckpoint
 from checkpoint_summary import as_text, summarize
 from config import RANDOM_PREFIX, Faults, UserError, flag
-from stored_tensor import check_regular, is_given, is_regular, is_there
+from plain_files import check_regular, is_given, is_regular, is_there
 from tokenizer import open_tokenizer
 from tokenizer_base import Tokenizer
 from tokenizer_trial import tried_tokenizer

@@ -22,14 +22,8 @@ from config import Faults, UserError, printable
 from kernels.quantized import QuantizedWeight
 from model import Transformer
 from model_config import ModelConfig
-from stored_tensor import (
-    DTYPES,
-    DamagedFile,
-    StoredTensor,
-    check_regular,
-    short_lived,
-    short_lived_tensor,
-)
+from plain_files import DamagedFile, check_regular
+from stored_tensor import DTYPES, StoredTensor, short_lived, short_lived_tensor
 from tokenizer_base import Tokenizer
 
 NUM_LISTED = 3

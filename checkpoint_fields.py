@@ -9,7 +9,7 @@ from typing import Any
 
 from config import UserError, describe, printable
 from model_config import ModelConfig
-from stored_tensor import DamagedFile
+from plain_files import DamagedFile
 from strict_json import json_object
 
 log = logging.getLogger("kv_fast")

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
-from stored_tensor import DamagedFile, start_of
+from plain_files import DamagedFile, start_of
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

@@ -12,7 +12,7 @@ from checkpoint_base import listed
 from checkpoint_fields import COMPLETE, refusing
 from checkpoint_gguf_header import Entry, read_header
 from config import Faults, UserError, printable
-from stored_tensor import DamagedFile, check_regular
+from plain_files import DamagedFile, check_regular
 
 PART_NAME = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 COUNT, NUMBER, NUM_TENSORS = "split.count", "split.no", "split.tensors.count"

@@ -11,7 +11,8 @@ from checkpoint_base import listed
 from checkpoint_fields import COMPLETE, Fields
 from checkpoint_pth_header import RESAVE
 from config import UserError, printable
-from stored_tensor import StoredTensor, is_given, is_there
+from plain_files import is_given, is_there
+from stored_tensor import StoredTensor
 
 log = logging.getLogger("kv_fast")
 

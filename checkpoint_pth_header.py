@@ -16,7 +16,8 @@ from typing import Any, BinaryIO, NoReturn
 
 import torch
 
-from stored_tensor import DamagedFile, StoredTensor, start_of
+from plain_files import DamagedFile, start_of
+from stored_tensor import StoredTensor
 
 RESAVE = "re-save its tensors as safetensors in the Hugging Face layout"
 """The cure for a file that cannot be read here."""

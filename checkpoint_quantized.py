@@ -25,8 +25,8 @@ from checkpoint_safetensors_header import DTYPES, read_all
 from config import UserError, printable
 from kernels.quantized import QuantizedWeight
 from model_config import ModelConfig, RopeScaling
+from plain_files import DamagedFile, check_regular
 from stored_tensor import DTYPES as DENSE_DTYPES
-from stored_tensor import DamagedFile, check_regular
 from tokenizer import open_tokenizer
 from tokenizer_base import Tokenizer
 from weight_formats import LAYOUTS, parameter_shapes

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from checkpoint_fields import parse_object
-from stored_tensor import DamagedFile, StoredTensor, start_of
+from plain_files import DamagedFile, start_of
+from stored_tensor import StoredTensor
 
 MAX_HEADER_BYTES = 100_000_000
 DTYPES = {

@@ -18,7 +18,7 @@ import tokenizers
 
 from chat_template import LLAMA2_CHAT, LLAMA3_CHAT, ChatTemplate
 from config import UserError
-from stored_tensor import is_given
+from plain_files import is_given
 from tokenizer_base import (
     Tokenizer,
     all_stop_ids,

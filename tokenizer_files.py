@@ -7,7 +7,7 @@ from typing import Any
 from chat_template import ChatTemplate
 from checkpoint_fields import Fields
 from config import UserError
-from stored_tensor import is_given
+from plain_files import is_given
 from tokenizer_base import quoted
 
 # Later ones say what the first leaves out.

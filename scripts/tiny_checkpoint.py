@@ -50,11 +50,16 @@ class TinyConfig:
     source: str | None = flag(None, help="convert this checkpoint instead of making one up")
     tie_embeddings: bool = flag(False, help="no head of its own; a checkpoint decides for itself")
     seed: int = flag(0, help="of the made-up weights")
+    gguf_type: str = flag(
+        "BF16",
+        choices=("BF16", "F16", "F32"),
+        help="of matrices in model.gguf; elsewhere bf16",
+    )
 
 
-def weights_of(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """The weights of an existing checkpoint in bf16 under Hugging Face's names."""
-    ours = dict(checkpoint.weights("cpu", torch.bfloat16))
+def weights_of(checkpoint: Checkpoint, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
+    """The weights of an existing checkpoint under Hugging Face's names."""
+    ours = dict(checkpoint.weights("cpu", dtype))
     weights = {}
     start = dict.fromkeys(ours, 0)
     for names in tensor_names(checkpoint.config):
@@ -259,10 +264,18 @@ def main(options: TinyConfig) -> None:
         weights, tokenizer = random_weights(config, options.seed), tiny_tokenizer(config.vocab_size)
     else:
         source = open_checkpoint(resolve(options.source))
-        config, weights, tokenizer = source.config, weights_of(source), tokenizer_of(source)
-    write_hf(options.out_dir / "hf", config, weights, files=tokenizer.hf_files)
-    write_meta(options.out_dir / "meta", config, weights, files=tokenizer.meta_files)
-    write_gguf(options.out_dir / "model.gguf", config, weights, fields=tokenizer.gguf_fields)
+        config, tokenizer = source.config, tokenizer_of(source)
+        weights = weights_of(source, torch.float32)
+    rounded = {name: weight.bfloat16() for name, weight in weights.items()}
+    write_hf(options.out_dir / "hf", config, rounded, files=tokenizer.hf_files)
+    write_meta(options.out_dir / "meta", config, rounded, files=tokenizer.meta_files)
+    write_gguf(
+        options.out_dir / "model.gguf",
+        config,
+        weights,
+        tensor_type=GGMLQuantizationType[options.gguf_type],
+        fields=tokenizer.gguf_fields,
+    )
     print(options.out_dir)
 
 

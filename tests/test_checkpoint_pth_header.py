@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from checkpoint_pth_header import read_header
-from stored_tensor import DamagedFile
+from plain_files import DamagedFile
 
 
 def saved(tmp_path: Path, table: object) -> Path:

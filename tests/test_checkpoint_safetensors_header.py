@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 
 from checkpoint_safetensors_header import DTYPES, read_header
-from stored_tensor import DamagedFile
+from plain_files import DamagedFile
 
 
 def written(file: Path, header: bytes, num_bytes: int = 8) -> Path:

@@ -12,8 +12,7 @@ from torch import Tensor
 
 import stored_tensor
 from checkpoint import open_checkpoint
-from config import UserError
-from stored_tensor import DTYPES, StoredTensor, check_regular, is_regular
+from stored_tensor import DTYPES, StoredTensor
 
 BASE = torch.randn(40, 30)
 
@@ -84,17 +83,3 @@ def test_a_file_that_is_cut_while_it_is_read_is_named(
     with pytest.raises(OSError, match="changed since it was opened") as caught:
         list(weights)
     assert str(loaded.weight_files[0].parent) in str(caught.value)
-
-
-def test_only_files_are_regular(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "file").touch()
-    (tmp_path / "link").symlink_to("file")
-    (tmp_path / "broken").symlink_to("nowhere")
-    names = ["file", "link", "pipe", "broken", "", "y" * 3000, "a\0b", "\ud800"]
-    assert [is_regular(tmp_path / name) for name in names] == [True, True, *[False] * 6]
-    check_regular([tmp_path / "file", tmp_path / "link", tmp_path / "missing", tmp_path / "a\0b"])
-    with pytest.raises(UserError, match="broken: is a link to a file that is not there"):
-        check_regular([tmp_path / "broken"])
-    with pytest.raises(UserError, match="pipe: is no regular file"):
-        check_regular([tmp_path / "pipe"])
